@@ -1,0 +1,1 @@
+"""Graphs of derivations: reading the files that people submit, checking and ordering them."""

@@ -1,0 +1,156 @@
+"""The files that people submit: JSON of Nix, or headrace's own format.
+
+`read_submission` tells them apart by their top-level keys. Everything that it returns has
+passed the types of the wire's messages; whether the graph as a whole holds is for
+`actors.graph.order.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from actors.graph.fields import convert, kind
+from actors.graph.nix import read_derivations
+from actors.graph.order import BadGraph, shown
+from transport.messages import SubmittedEvaluation, SubmittedJob
+
+__all__ = ["BadGraph", "Submission", "read_submission"]
+
+OWN_KEYS = ("jobs", "evaluations", "clusters")
+
+T = TypeVar("T")
+
+
+class Submission(Struct, frozen=True):
+    """What one file asks for."""
+
+    jobs: list[SubmittedJob] = []
+    evaluations: list[SubmittedEvaluation] = []
+    clusters: list[dict[str, Any]] = []
+    """Always empty: cluster jobs are refused so far."""
+
+
+def read_submission(data: bytes | str, source: str) -> Submission:
+    """Read the JSON of `nix derivation show -r`, or headrace's own.
+
+    Args:
+        data: the file's content; bytes must be UTF-8, with or without a byte order mark.
+        source: what the file is called in errors, `standard input` for example.
+
+    Raises:
+        BadGraph: one line that starts with `source` and names the entry and the field.
+    """
+    try:
+        top = _parse(data)
+        if any(key in top for key in OWN_KEYS):
+            return _own(top)
+        return Submission(jobs=read_derivations(top))
+    except BadGraph as error:
+        raise BadGraph(f"{source}: {error}") from None
+
+
+def _parse(data: bytes | str) -> dict[str, Any]:
+    text = _text(data)
+    if not text.strip():
+        raise BadGraph("the file is empty; give the JSON of `nix derivation show -r`")
+    try:
+        top = msgspec.json.decode(text)
+    except RecursionError:
+        raise BadGraph("the JSON is nested too deeply; no derivation looks like that") from None
+    except msgspec.MsgspecError as error:
+        if _is_lines(text):
+            raise BadGraph(
+                "this is one JSON value a line (nix-eval-jobs?), not one JSON object; give the "
+                "JSON of `nix derivation show -r`"
+            ) from None
+        raise BadGraph(f"not valid JSON: {error}; was the file cut off?") from None
+    if not isinstance(top, dict):
+        raise BadGraph(
+            f"the top level is {kind(top)}, not an object; give the JSON of "
+            '`nix derivation show -r`, or {"jobs": [...]}'
+        )
+    if not top:
+        raise BadGraph("the object is empty; nothing to submit")
+    return top
+
+
+def _text(data: bytes | str) -> str:
+    if isinstance(data, str):
+        return data.removeprefix("\ufeff")
+    if data.startswith(b"\x1f\x8b"):
+        raise BadGraph("the file is compressed; unpack it first (gunzip -c FILE | ... -)")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise BadGraph("the file is UTF-16; save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadGraph(f"not UTF-8 text (byte {error.start}); is it JSON at all?") from None
+
+
+def _is_lines(text: str) -> bool:
+    first, _, rest = text.strip().partition("\n")
+    try:
+        msgspec.json.decode(first)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return bool(rest)
+
+
+# -- headrace's own format -------------------------------------------------------------------
+
+
+def _own(top: dict[str, Any]) -> Submission:
+    strange = sorted(top.keys() - set(OWN_KEYS))
+    if strange:
+        raise BadGraph(
+            f"unknown top-level field `{shown(strange[0])}`; there are {', '.join(OWN_KEYS)}"
+        )
+    submission = Submission(
+        jobs=_entries(top, "jobs", _job),
+        evaluations=_entries(top, "evaluations", _evaluation),
+    )
+    if top.get("clusters"):
+        raise BadGraph("field `clusters`: cluster jobs are not supported by this version")
+    if not (submission.jobs or submission.evaluations):
+        raise BadGraph(f"nothing to submit: {', '.join(OWN_KEYS)} are all empty")
+    _check_ids(submission)
+    return submission
+
+
+def _entries(top: dict[str, Any], key: str, read: Callable[[Any, str], T]) -> list[T]:
+    entries = top.get(key)
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise BadGraph(f"field `{key}` is {kind(entries)}, not a list")
+    return [read(entry, f"{key}[{i}]") for i, entry in enumerate(entries)]
+
+
+def _job(entry: Any, where: str) -> SubmittedJob:
+    job = convert(entry, SubmittedJob, where)
+    if not job.outputs:
+        raise BadGraph(f"{where} ({shown(job.drv_path)}): field `outputs` is empty; name one")
+    return job
+
+
+def _evaluation(entry: Any, where: str) -> SubmittedEvaluation:
+    return convert(entry, SubmittedEvaluation, where)
+
+
+def _check_ids(submission: Submission) -> None:
+    seen: dict[str, str] = {}
+    kinds: list[tuple[str, list[Any]]] = [
+        ("jobs", submission.jobs), ("evaluations", submission.evaluations)
+    ]  # fmt: skip
+    for key, entries in kinds:
+        for i, entry in enumerate(entries):
+            where = f"{key}[{i}]"
+            if entry.job_id is not None and seen.setdefault(entry.job_id, where) != where:
+                raise BadGraph(
+                    f"{where}: field `job_id` {shown(entry.job_id)} is also that of "
+                    f"{seen[entry.job_id]}; give each job an id of its own"
+                )

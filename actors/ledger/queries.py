@@ -1,0 +1,230 @@
+"""What is read of a ledger while others write to it."""
+
+# ruff: noqa: S608 (statements are joined from constants only; every value is bound)
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from .connection import Connection, select_in
+from .records import (
+    TERMINAL,
+    AddMetric,
+    ClaimRecord,
+    ForeignChanges,
+    JobInfo,
+    JobRecord,
+    PastClaim,
+)
+from .rows import JOB_COLUMNS, VISIBLE, inputs_of, job_record, known, records
+
+_PAGE = """
+SELECT j.id, j.kind, j.status, j.name, c.worker, c.id, j.attempts, j.error, j.drv_path
+FROM job j LEFT JOIN dispatched_job c ON c.id = (
+    SELECT d.id FROM dispatched_job d WHERE d.job = j.id
+    ORDER BY d.claimed_at DESC, d.id DESC LIMIT 1)
+"""
+
+_COUNTS = """
+SELECT status, sum(n) FROM (
+    SELECT status, count(*) AS n FROM job GROUP BY status
+    UNION ALL
+    SELECT j.status, -count(*) FROM submission s
+    JOIN requester r ON r.submission = s.seq
+    JOIN job j ON j.seq = r.job AND j.submission = s.seq
+    WHERE s.state = 'staging' GROUP BY j.status
+) AS part GROUP BY status HAVING sum(n) > 0
+"""
+
+_REQUESTED = """
+SELECT DISTINCT j.id, j.seq, j.status FROM submission s
+JOIN requester r ON r.submission = s.seq JOIN job j ON j.seq = r.job
+WHERE s.requester = ? AND s.state = 'accepted'
+"""
+
+_SOLE = f"""
+SELECT DISTINCT mine.id FROM ({_REQUESTED}) AS mine
+WHERE mine.status NOT IN ({", ".join(f"'{status}'" for status in sorted(TERMINAL))})
+AND NOT EXISTS (
+    SELECT 1 FROM requester r JOIN submission s ON s.seq = r.submission
+    WHERE r.job = mine.seq AND s.state = 'accepted' AND s.requester <> ?)
+ORDER BY mine.id
+"""
+
+# What another server changed, and what it brought: staged jobs are older than their acceptance.
+_FOREIGN = """
+SELECT j.seq FROM job j
+WHERE j.changed_by IN (SELECT seq FROM server WHERE id <> ?) AND j.changed_at >= ?
+UNION
+SELECT j.seq FROM submission s
+JOIN requester r ON r.submission = s.seq JOIN job j ON j.seq = r.job AND j.submission = s.seq
+WHERE s.server IN (SELECT seq FROM server WHERE id <> ?) AND s.accepted_at >= ?
+"""
+
+_CLAIMS = """
+SELECT id, job, worker, session, server, claimed_at - ?, closed_at - ?, outcome, error, score
+FROM dispatched_job WHERE job = ? ORDER BY claimed_at, id
+"""
+
+_METRICS = """
+SELECT assignment, package, system, at - ?, wall_time_ms, cpu_time_ms, peak_ram_mb,
+    output_nar_size, oom, contention, core_score
+FROM (
+    SELECT m.*, row_number() OVER (
+        PARTITION BY package, system ORDER BY at DESC, assignment) AS age
+    FROM build_metric m WHERE at >= ?
+) AS ranked WHERE age <= ? ORDER BY at, assignment
+"""
+
+
+class Reads:
+    """Reads on a connection of their own, from any thread, one at a time.
+
+    Each sees one committed state. What is staged they do not show.
+    """
+
+    def __init__(self, connection: Connection, server: str) -> None:
+        self.server = server
+        """Id of the server that reads."""
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """Statements of the block see one state. Raises: LedgerFailed."""
+        with self._lock, self._connection.snapshot() as db:
+            yield db
+
+    def jobs_page(self, status: str | None, after: str | None, limit: int) -> list[JobInfo]:
+        """At most `limit` jobs (of one status) whose ids follow `after`, in id order."""
+        # An index serves each of the forms; one statement for all of them could use none.
+        conditions = [VISIBLE]
+        arguments: list[Any] = []
+        if status is not None:
+            conditions.append("j.status = ?")
+            arguments.append(status)
+        if after is not None:
+            conditions.append("j.id > ?")
+            arguments.append(after)
+        order = (
+            " ORDER BY j.status, j.id LIMIT ?" if status is not None else " ORDER BY j.id LIMIT ?"
+        )
+        sql = _PAGE + " WHERE " + " AND ".join(conditions) + order
+        with self.snapshot() as db:
+            return [JobInfo(*row) for row in db.execute(sql, (*arguments, limit))]
+
+    def job(self, job_id: str, wall_offset: float) -> JobRecord | None:
+        with self.snapshot() as db:
+            sql = f"{JOB_COLUMNS} WHERE j.id = ? AND {VISIBLE}"
+            row = db.execute(sql, (job_id,)).fetchone()
+            return (
+                None
+                if row is None
+                else job_record(row, inputs_of(db, row[:1]).of(row[0]), wall_offset)
+            )
+
+    def find(self, target: str, limit: int) -> list[str]:
+        """Ids of the jobs that `target` can mean, in id order: the job of that id or drv path
+        alone if there is one, else those whose id begins with it or whose name it is."""
+        exact = f"SELECT j.id FROM job j WHERE j.id = ? AND {VISIBLE}"
+        by_path = (
+            f"SELECT j.id FROM drv v JOIN job j ON j.seq = v.seq WHERE v.path = ? AND {VISIBLE}"
+        )
+        # No text sorts after U+10FFFF, so this is every id with the prefix.
+        loose = (
+            f"SELECT j.id FROM job j WHERE j.id > ? AND j.id < ? || char(1114111) AND {VISIBLE}"
+            f" UNION SELECT j.id FROM job j WHERE j.name = ? AND {VISIBLE} ORDER BY 1 LIMIT ?"
+        )
+        if not target:
+            return []
+        with self.snapshot() as db:
+            for sql in (exact, by_path):
+                if row := db.execute(sql, (target,)).fetchone():
+                    return [row[0]][:limit]
+            return [row[0] for row in db.execute(loose, (target, target, target, limit))]
+
+    def jobs_of(self, requester: str) -> list[str]:
+        """Ids of all jobs that a submission or evaluation requested, in id order."""
+        with self.snapshot() as db:
+            rows = db.execute(f"{_REQUESTED} ORDER BY j.id", (requester,))
+            return [row[0] for row in rows]
+
+    def sole_jobs_of(self, requester: str) -> list[str]:
+        """Those of its jobs that have not ended and that nobody else requested."""
+        with self.snapshot() as db:
+            return [row[0] for row in db.execute(_SOLE, (requester, requester))]
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by status; a status without jobs is left out."""
+        with self.snapshot() as db:
+            return counts(db)
+
+    def ended_among(self, job_ids: Collection[str]) -> tuple[list[str], list[str], list[str]]:
+        """Of these jobs, those that ended; of them, those that ended other than `Completed`;
+        and those that the ledger does not hold. Each in the order given."""
+        sql = f"SELECT j.id, j.status FROM job j WHERE j.id IN (*) AND {VISIBLE}"
+        with self.snapshot() as db:
+            status = dict(select_in(db, sql, job_ids))
+        ended = [job_id for job_id in job_ids if status.get(job_id) in TERMINAL]
+        failed = [job_id for job_id in ended if status[job_id] != "Completed"]
+        return ended, failed, [job_id for job_id in job_ids if job_id not in status]
+
+    def claims_of(self, job_id: str, wall_offset: float) -> list[PastClaim]:
+        """Every claim of a job, oldest first."""
+        with self.snapshot() as db:
+            rows = db.execute(_CLAIMS, (wall_offset, wall_offset, job_id))
+            return [PastClaim(ClaimRecord(*row[:6]), *row[6:]) for row in rows]
+
+    def messages_of(self, job_id: str) -> tuple[list[str], list[str]]:
+        """Warnings and errors of an evaluation, in the order reported."""
+        sql = (
+            "SELECT m.severity, m.message FROM eval_message m JOIN job j ON j.seq = m.job"
+            " WHERE j.id = ? ORDER BY m.seq"
+        )
+        with self.snapshot() as db:
+            said = db.execute(sql, (job_id,)).fetchall()
+        warnings = [text for severity, text in said if severity == "warning"]
+        return warnings, [text for severity, text in said if severity == "error"]
+
+    def sizes_of(self, paths: Collection[str]) -> dict[str, int]:
+        """NAR sizes in bytes of those of the paths whose size was submitted or reported."""
+        with self.snapshot() as db:
+            return sizes(db, paths)
+
+    def metrics(self, since: float, per_package: int, wall_offset: float) -> list[AddMetric]:
+        """The newest builds of each package and system since a time on the server's clock,
+        oldest first."""
+        with self.snapshot() as db:
+            rows = db.execute(_METRICS, (wall_offset, since + wall_offset, per_package))
+            return [replace(AddMetric(*row), oom=bool(row[8])) for row in rows]
+
+    def foreign_changes(self, since_wall: float, wall_offset: float) -> ForeignChanges:
+        """Jobs that other servers brought or changed since a wall-clock time, as they are now.
+
+        A change bears the time at which its transaction had the lock and shows when it has
+        committed: ask from a few seconds before the last time.
+        """
+        with self.snapshot() as db:
+            seqs = [row[0] for row in db.execute(_FOREIGN, (self.server, since_wall) * 2)]
+            changed = records(db, seqs, wall_offset)
+            inputs = known(db, inputs_of(db, seqs).numbers)
+            return ForeignChanges(tuple(changed), {path: state for _, path, state in inputs})
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def counts(db: sqlite3.Connection) -> dict[str, int]:
+    return dict(db.execute(_COUNTS).fetchall())
+
+
+def sizes(db: sqlite3.Connection, paths: Collection[str]) -> dict[str, int]:
+    sql = "SELECT path, nar_size FROM store_path WHERE path IN (*) AND nar_size IS NOT NULL"
+    return dict(select_in(db, sql, paths))

@@ -1,0 +1,258 @@
+"""What is written to the ledger and read back: plain values, no SQL.
+
+Times in these records are seconds on the server's monotonic clock. The ledger alone turns them
+into wall-clock columns and back (`wall_offset` = wall - monotonic, measured at each call), so a
+jump of the wall clock never reaches a core.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Status = Literal[
+    "Created",  # a build whose inputs are not built
+    "Queued",
+    "Building",  # a build with an open claim; an evaluation that waits for its builds
+    "Evaluating",  # an evaluation with an open claim
+    "Completed",
+    "Failed",
+    "TimedOut",
+    "DependencyFailed",
+    "Aborted",
+]
+TERMINAL: frozenset[str] = frozenset(
+    {"Completed", "Failed", "TimedOut", "DependencyFailed", "Aborted"}
+)
+
+Outcome = Literal[
+    "Completed", "Failed", "TimedOut", "Transient", "InputsUnavailable", "Aborted", "Canceled",
+    "Declined", "Unanswered", "Undeliverable", "Abandoned",
+]  # fmt: skip
+
+
+class JobRecord(Struct, frozen=True):
+    """One job as the ledger keeps it."""
+
+    job_id: str
+    kind: Literal["eval", "build"]
+    project: str
+    name: str
+    status: Status
+    drv_path: str | None
+    """Of a build; none for an evaluation."""
+    outputs: tuple[str, ...]
+    """Output paths of a build, in the order of its output names."""
+    payload: bytes
+    """CBOR of the `SubmittedJob` or `SubmittedEvaluation`."""
+    inputs: tuple[str, ...]
+    """drv paths this build waits for, each once. Inputs assumed built are not among them. The
+    ledger keeps no order of them."""
+    prioritized: bool = False
+    interactive: bool = False
+    attempts: int = 0
+    losses: int = 0
+    ready_at: float | None = None
+    """When the last dependency finished; none while it cannot start."""
+    retry_at: float | None = None
+    error: str | None = None
+
+
+class ClaimRecord(Struct, frozen=True):
+    """One open row of `dispatched_job`."""
+
+    assignment_id: str
+    job_id: str
+    worker: str
+    session: str
+    server: str
+    claimed_at: float
+
+
+# -- writes: one transaction takes a sequence of them, in order -----------------------------
+
+
+class OpenClaim(Struct, frozen=True):
+    """Claims a `Queued` job: the row goes in and the job becomes `Building` (`Evaluating`
+    for an evaluation). Won if the job was still `Queued` and had no open row."""
+
+    claim: ClaimRecord
+    score: bytes | None = None
+    """CBOR of the score breakdown."""
+
+
+class CloseClaim(Struct, frozen=True):
+    """Closes an open row; a row that is closed already keeps its outcome."""
+
+    assignment_id: str
+    closed_at: float
+    outcome: Outcome
+    error: str | None = None
+
+
+class SetJob(Struct, frozen=True):
+    """Sets every mutable column of a job. A terminal status also sets its end time."""
+
+    job_id: str
+    status: Status
+    at: float
+    attempts: int
+    losses: int
+    ready_at: float | None = None
+    retry_at: float | None = None
+    error: str | None = None
+
+
+class SetPriority(Struct, frozen=True):
+    job_id: str
+    prioritized: bool
+
+
+class SetCordon(Struct, frozen=True):
+    """An operator's drain of a worker; lifted with `reason=None`."""
+
+    worker: str
+    at: float
+    reason: str | None
+
+
+class AddRequester(Struct, frozen=True):
+    job_id: str
+    requester: str
+
+
+class DropRequester(Struct, frozen=True):
+    """The submission or evaluation wants none of its jobs any more."""
+
+    requester: str
+
+
+class SetSizes(Struct, frozen=True):
+    """NAR sizes in bytes and hashes that a build reported of its outputs."""
+
+    sizes: tuple[tuple[str, int | None, str | None], ...]
+
+
+class AddMetric(Struct, frozen=True):
+    """One row of `build_metric`, the history that scoring reads."""
+
+    assignment_id: str
+    package: str
+    system: str
+    at: float
+    wall_time_ms: int | None
+    cpu_time_ms: int | None
+    peak_ram_mb: int | None
+    output_nar_size: int | None
+    oom: bool
+    contention: float
+    core_score: float | None
+
+
+class AddMessages(Struct, frozen=True):
+    """Warnings and errors that an evaluation reported."""
+
+    job_id: str
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+Write = (
+    OpenClaim | CloseClaim | SetJob | SetPriority | SetCordon | AddRequester | DropRequester
+    | SetSizes | AddMetric | AddMessages
+)  # fmt: skip
+
+
+# -- admission of new jobs -------------------------------------------------------------------
+
+
+class Admission(Struct, frozen=True):
+    """New jobs, taken whole or not at all. Inputs come before what needs them."""
+
+    requester: str
+    """Submission id, or the job id of the evaluation that reported them."""
+    jobs: tuple[JobRecord, ...]
+    """Builds are `Created`, evaluations `Queued`."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    unknown_inputs: Literal["refuse", "later", "built"] = "refuse"
+    """An input that is neither here nor in the ledger: refuse all, expect it in a later
+    admission, or take it as built (the edge is dropped)."""
+
+
+class Known(Struct, frozen=True):
+    """What the ledger already holds of a derivation."""
+
+    job_id: str
+    status: Status
+    outputs: tuple[str, ...]
+
+
+class Admitted(Struct, frozen=True):
+    """The admission is committed (not yet fsynced)."""
+
+    requester: str
+    known: dict[str, Known]
+    """By drv path: what the ledger held already of the admission's own derivations and of
+    all their inputs, as it stands after the admission (a requeued one is `Created`)."""
+    requeued: tuple[JobRecord, ...]
+    """Jobs that had ended other than `Completed`: those submitted again, and those that had
+    become `DependencyFailed` for their sake; now `Created` with attempts and losses 0."""
+    dropped_inputs: frozenset[str]
+    """Inputs taken as built."""
+    requeued_from: dict[str, int] = {}
+    """How many of `requeued` had which status before."""
+
+
+class Snapshot(Struct, frozen=True):
+    """All that a starting server needs."""
+
+    jobs: tuple[JobRecord, ...]
+    """Every job that has not ended, in id order."""
+    claims: tuple[ClaimRecord, ...]
+    requesters: dict[str, tuple[str, ...]]
+    """By job id, for the jobs above."""
+    inputs: dict[str, Known | None]
+    """By drv path: every input of the jobs above that is not itself among them; none for a
+    derivation that no admission brought yet."""
+    sizes: dict[str, int]
+    """NAR sizes of outputs of the inputs above and of the jobs themselves. What else a job needs
+    only its payload names; see `SqliteLedger.sizes_of`."""
+    counts: dict[str, int]
+    """Jobs by status, ended ones included."""
+    cordons: dict[str, str]
+
+
+class ForeignChanges(Struct, frozen=True):
+    """What other servers on the same ledger did lately."""
+
+    jobs: tuple[JobRecord, ...]
+    """In id order, as they are now."""
+    inputs: dict[str, Known]
+    """By drv path: the inputs of these jobs."""
+
+
+class JobInfo(Struct, frozen=True):
+    """One line of `headrace jobs`."""
+
+    job_id: str
+    kind: str
+    status: str
+    name: str
+    worker: str | None
+    """Of the newest claim, if any."""
+    assignment_id: str | None
+    attempts: int
+    error: str | None
+    drv_path: str | None
+
+
+class PastClaim(Struct, frozen=True):
+    """A row of `dispatched_job`, open or closed."""
+
+    claim: ClaimRecord
+    closed_at: float | None
+    outcome: Outcome | None
+    error: str | None
+    score: bytes | None
+    """CBOR of the score breakdown."""

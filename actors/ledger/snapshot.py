@@ -1,0 +1,100 @@
+"""All that a starting server reads of its ledger."""
+
+# ruff: noqa: S608 (statements are joined from constants only; every value is bound)
+
+from __future__ import annotations
+
+import sqlite3
+
+from msgspec.structs import replace
+
+from .queries import counts, sizes
+from .records import TERMINAL, ClaimRecord, JobRecord, Known, Snapshot
+from .rows import JOB_COLUMNS, VISIBLE, Inputs, job_record, known
+from .writes import Stamp
+
+_OPEN_STATUSES = ("Created", "Queued", "Building", "Evaluating")
+_IS_OPEN = f"j.status IN {_OPEN_STATUSES} AND {VISIBLE}"
+
+# An evaluation that is `Building` finished its claim and waits for its builds; any other job
+# in these states has an open claim, or its server died between closing it and saying what
+# became of the job.
+_ORPHANS = """
+SELECT j.seq FROM job j
+WHERE (j.status = 'Evaluating' OR j.status = 'Building' AND j.kind = 'build')
+AND NOT EXISTS (SELECT 1 FROM dispatched_job c WHERE c.job = j.id AND c.closed_at IS NULL)
+"""
+
+
+def has_orphans(db: sqlite3.Connection) -> bool:
+    """Whether a job is claimed by its status and by no row."""
+    return db.execute(f"{_ORPHANS} LIMIT 1").fetchone() is not None
+
+
+def requeue_orphans(db: sqlite3.Connection, stamp: Stamp) -> None:
+    """Makes them `Queued`, or nobody could claim them; within a write transaction."""
+    db.execute(
+        "UPDATE job SET status = 'Queued', changed_at = ?, changed_by = ?"
+        f" WHERE seq IN ({_ORPHANS})",
+        (stamp.wall, stamp.server),
+    )
+
+
+def read_snapshot(db: sqlite3.Connection, offset: float) -> Snapshot:
+    """Reads it within one transaction. An orphan that came up since `requeue_orphans` (its
+    server is alive and about to write on) is `Queued` here too."""
+    inputs = Inputs(
+        db,
+        db.execute(
+            f"SELECT d.job, d.needs FROM job j JOIN dependency d ON d.job = j.seq WHERE {_IS_OPEN}"
+        ),
+    )
+    orphans = {row[0] for row in db.execute(_ORPHANS)}
+    tally = counts(db)
+    jobs: list[JobRecord] = []
+    seqs: set[int] = set()
+    for row in db.execute(f"{JOB_COLUMNS} WHERE {_IS_OPEN} ORDER BY j.id"):
+        record = job_record(row, inputs.of(row[0]), offset)
+        if row[0] in orphans:
+            tally[record.status] -= 1
+            tally["Queued"] = tally.get("Queued", 0) + 1
+            record = replace(record, status="Queued")
+        seqs.add(row[0])
+        jobs.append(record)
+    outside = inputs.numbers - seqs
+    needed: dict[str, Known | None] = {inputs.paths[number]: None for number in outside}
+    needed.update((path, state) for _, path, state in known(db, outside))
+    outputs = {path for record in jobs for path in record.outputs}
+    outputs.update(path for state in needed.values() if state for path in state.outputs)
+    return Snapshot(
+        jobs=tuple(jobs),
+        claims=_open_claims(db, offset),
+        requesters=_requesters(db),
+        inputs=needed,
+        sizes=sizes(db, outputs),
+        counts={status: n for status, n in tally.items() if n},
+        cordons=dict(db.execute("SELECT worker, reason FROM cordon").fetchall()),
+    )
+
+
+def _open_claims(db: sqlite3.Connection, offset: float) -> tuple[ClaimRecord, ...]:
+    rows = db.execute(
+        "SELECT id, job, worker, session, server, claimed_at - ? FROM dispatched_job"
+        " WHERE closed_at IS NULL ORDER BY claimed_at, id",
+        (offset,),
+    )
+    return tuple([ClaimRecord(*row) for row in rows])
+
+
+def _requesters(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+    requesters: dict[str, set[str]] = {}
+    rows = db.execute(
+        "SELECT j.id, s.requester FROM job j JOIN requester r ON r.job = j.seq"
+        f" JOIN submission s ON s.seq = r.submission WHERE {_IS_OPEN} AND s.state = 'accepted'"
+    )
+    for job_id, requester in rows:
+        requesters.setdefault(job_id, set()).add(requester)
+    return {job_id: tuple(sorted(names)) for job_id, names in requesters.items()}
+
+
+assert TERMINAL.isdisjoint(_OPEN_STATUSES)

@@ -1,0 +1,237 @@
+"""The ledger in one SQLite file."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Self
+
+from .admission import Admitting, discard
+from .connection import Connection, Log, open_writer
+from .queries import Reads
+from .records import Admission, Admitted, ClaimRecord, Snapshot, Write
+from .snapshot import has_orphans, read_snapshot, requeue_orphans
+from .writes import Stamp, perform
+
+CHUNK_ROWS = 2_000
+"""About how many rows one transaction of a large admission writes: a few milliseconds."""
+_ADOPT = """
+UPDATE dispatched_job SET server = ?1 WHERE server = ?2 AND closed_at IS NULL
+RETURNING id, job, worker, session, server, claimed_at - ?3
+"""
+# The loop's commits wait meanwhile, and it can be tried again a second later.
+_RELIEVE_TIMEOUT_S = 0.1
+
+
+def _no_pause() -> None:
+    pass
+
+
+class SqliteLedger(Reads):
+    """A server's access to its ledger. Synchronous; three groups of methods:
+
+    - `apply`, `admit`, `recover`, `load`, `relieve` and `data_version` use the one write
+      connection: one caller at a time, from whatever thread.
+    - The reads (see `Reads`) have a connection of their own and take turns on it: from any
+      thread, also while another writes.
+    - `sync`, `checkpoint` and `wal_bytes`: from any thread, also during all of the above.
+
+    A commit does not wait for the disk (synchronous=NORMAL): it survives the end of the
+    process, and a power loss once `sync` was called after it.
+
+    Every method can raise LedgerFailed (or its kind LedgerCorrupt), every one that writes
+    LedgerBusy as well.
+    """
+
+    def __init__(
+        self,
+        writer: Connection,
+        reader: Connection,
+        checkpointer: Connection,
+        server: str,
+        wall: Callable[[], float],
+    ) -> None:
+        """Use `open`."""
+        super().__init__(reader, server)
+        self._writer = writer
+        self._checkpointer = checkpointer
+        self._log = Log(writer.path)
+        self._wall = wall
+        now = wall()
+        with writer.transaction() as db:
+            self._server_seq: int = db.execute(
+                "INSERT INTO server (id, started_at, logged_at) VALUES (?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET started_at = excluded.started_at RETURNING seq",
+                (server, now, now),
+            ).fetchone()[0]
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        server: str,
+        *,
+        create: bool = True,
+        wall: Callable[[], float] = time.time,
+    ) -> Self:
+        """Opens, and if need be creates or migrates, the ledger of the server with this id.
+
+        Raises: LedgerTooNew, LedgerCorrupt, LedgerBusy, LedgerFailed; the file is not changed
+        by the first two.
+        """
+        with contextlib.ExitStack() as opened:
+            writer = open_writer(path, create=create)
+            opened.callback(writer.close)
+            reader = Connection(path, read_only=True)
+            opened.callback(reader.close)
+            checkpointer = Connection(path)
+            opened.callback(checkpointer.close)
+            ledger = cls(writer, reader, checkpointer, server, wall)
+            opened.pop_all()
+        return ledger
+
+    def close(self) -> None:
+        """Closes the file. The last of all connections to it also writes the log back."""
+        super().close()
+        self._log.close()
+        self._checkpointer.close()
+        self._writer.close()
+
+    # -- the write connection --------------------------------------------------------------
+
+    def apply(
+        self, writes: Sequence[Write], wall_offset: float, busy_timeout_s: float
+    ) -> list[bool]:
+        """Performs writes in order, in one transaction; one result for each: whether a claim
+        was won, whether a row was still open to be closed, true for all others.
+
+        Raises: LedgerBusy if the write lock was not had in time, LedgerFailed if SQLite could
+        not write. Nothing was written then.
+        """
+        with self._writer.transaction(busy_timeout_s) as db:
+            stamp = self._stamp(wall_offset)
+            return [perform(db, write, stamp) for write in writes]
+
+    def admit(
+        self,
+        admission: Admission,
+        wall_offset: float,
+        *,
+        chunk_rows: int = CHUNK_ROWS,
+        pause: Callable[[], None] = _no_pause,
+    ) -> Admitted:
+        """Takes new jobs in, whole or not at all; see `Admission` and `Admitted`.
+
+        One of more than `chunk_rows` rows takes many transactions. `pause` is called between
+        them: the caller may let others use the write connection meanwhile, but for another
+        admission. Call `checkpoint` from there or elsewhere, since the log grows.
+
+        A known derivation that has not ended, or is `Completed`, only gets one more requester.
+        One that ended otherwise starts again, and so does an input that did, and what became
+        `DependencyFailed` for nothing but their sake. Fields given for a known derivation are
+        not taken over.
+
+        Raises: Refused with one line that names the entry and the field, LedgerBusy,
+        LedgerFailed; the ledger is as it was then.
+        """
+        work = Admitting(self._writer, admission, lambda: self._stamp(wall_offset), chunk_rows)
+        return work.run(pause)
+
+    def recover(self, dead: Collection[str]) -> None:
+        """Deletes what dead servers, and this one before its start, had staged and not
+        finished. To be called before the first admission."""
+        with self._writer.errors():
+            staging = self._writer.db.execute(
+                "SELECT s.seq, v.id FROM submission s JOIN server v ON v.seq = s.server"
+                " WHERE s.state = 'staging'"
+            ).fetchall()
+        for submission, server in staging:
+            if server == self.server or server in dead:
+                discard(self._writer, submission, CHUNK_ROWS)
+
+    def load(self, wall_offset: float) -> Snapshot:
+        """All that a starting server needs, in one state.
+
+        A job that is claimed by its status and by no row becomes `Queued` first: a build that is
+        `Building`, an evaluation that is `Evaluating`. An evaluation that is `Building` has
+        finished its claim and waits for its builds; it stays.
+        """
+        with self._writer.errors():
+            is_orphaned = has_orphans(self._writer.db)
+        if is_orphaned:
+            with self._writer.transaction() as db:
+                requeue_orphans(db, self._stamp(wall_offset))
+        with self.snapshot() as db:
+            return read_snapshot(db, wall_offset)
+
+    def adopt(self, dead: Collection[str], wall_offset: float) -> list[ClaimRecord]:
+        """Takes over the open claims of dead servers; whoever asks first gets them.
+
+        What such a server had staged and not finished is deleted.
+        """
+        self.recover(dead)
+        adopted: list[ClaimRecord] = []
+        with self._writer.transaction() as db:
+            for server in dead:
+                rows = db.execute(_ADOPT, (self.server, server, wall_offset)).fetchall()
+                adopted += [ClaimRecord(*row) for row in rows]
+        return adopted
+
+    def relieve(self) -> int:
+        """Empties the log and returns its size in bytes, 0 unless a reader or another server was
+        in the way. `checkpoint` first: what it left is copied while the lock is held."""
+        with self._writer.errors():
+            self._writer.wait_for(_RELIEVE_TIMEOUT_S)
+            self._writer.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        # The first commit into an empty log waits for an fsync of the log's header: not the
+        # loop's next claim.
+        with self._writer.transaction(_RELIEVE_TIMEOUT_S) as db:
+            db.execute(
+                "UPDATE server SET logged_at = ? WHERE seq = ?", (self._wall(), self._server_seq)
+            )
+        return self.wal_bytes()
+
+    def data_version(self) -> int:
+        """Changes when another server wrote; own writes leave it as it is."""
+        with self._writer.errors():
+            version: int = self._writer.db.execute("PRAGMA data_version").fetchone()[0]
+            return version
+
+    def _stamp(self, wall_offset: float) -> Stamp:
+        return Stamp(self._server_seq, self._wall(), wall_offset)
+
+    # -- the log -----------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Makes all that is committed by now durable: fdatasync of the write-ahead log.
+
+        Needs neither a connection nor the write lock, so that one thread makes durable, in
+        groups, what another commits. Sound because
+
+        - a commit is a run of frames appended to the log, and a recovery takes all frames up
+          to the first whose salt or running checksum is wrong: what survives is a prefix of the
+          commits, and it holds all that was in the file at an fdatasync;
+        - a commit that is no longer in the file was checkpointed: SQLite writes the log over
+          from its start only after all of it is in the database, and in NORMAL it syncs the log
+          before it copies and the database after.
+
+        Raises: LedgerFailed, from then on at every call: start the server again.
+        """
+        self._log.sync()
+
+    def checkpoint(self) -> int:
+        """Copies the log into the database as far as nobody is in the way, without waiting for
+        anyone, and returns the log's size in bytes.
+
+        The file does not shrink by it: once all is copied the next commit writes from its start
+        again. Call `relieve` when it passed 16 MiB all the same.
+        """
+        with self._checkpointer.errors():
+            self._checkpointer.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return self.wal_bytes()
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log's file."""
+        return self._log.size()
