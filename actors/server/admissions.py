@@ -1,0 +1,231 @@
+"""The way of new jobs into the graph: collected, drafted, made durable, merged.
+
+A submission arrives in parts and is taken whole or not at all. Checking and writing it happens on
+the ledger's thread; the graph takes it in chunk by chunk, one per pass, so that a large one never
+holds up a request. The sender is answered when all is durable and merged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from actors.graph.order import BadGraph, check
+from actors.ledger.errors import Refused
+from actors.ledger.port import AdmissionRefused, AdmissionRequest, AdmissionTaken, Sender
+from actors.ledger.records import AddMessages, Admission, JobRecord
+from actors.server.effects import Admit, Effect, Record, Tell
+from actors.server.feeder import Feeder
+from actors.server.ids import Ids
+from actors.server.jobs import build_record, evaluation_record
+from transport import messages as m
+
+MERGE_CHUNK = 250
+"""Jobs taken into the graph per pass: some 5 ms."""
+ANSWER_CHUNK = 10_000
+"""Jobs named per frame of an answer: some 1.5 MB."""
+MAX_PARTS = 20_000
+MAX_OPEN_SUBMISSIONS = 64
+EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
+
+
+@dataclass(slots=True)
+class _Submission:
+    jobs: list[m.SubmittedJob] = field(default_factory=list)
+    evaluations: list[m.SubmittedEvaluation] = field(default_factory=list)
+    parts: int = 0
+
+
+@dataclass(slots=True)
+class _Merge:
+    taken: AdmissionTaken
+    position: int = 0
+
+
+class Admissions:
+    """See above. `merging` tells the shell that the next pass should come soon."""
+
+    def __init__(self, feeder: Feeder, ids: Ids) -> None:
+        self._feeder = feeder
+        self._ids = ids
+        self._parts: dict[tuple[bytes, int], _Submission] = {}
+        self._sent: set[str] = set()
+        self._merges: deque[_Merge] = deque()
+
+    @property
+    def merging(self) -> bool:
+        return bool(self._merges)
+
+    # -- in --------------------------------------------------------------------------------
+
+    def submitted(self, peer: bytes, part: m.CmdSubmit, now: float) -> list[Effect]:
+        """One part of a submission; the final one sends it to the ledger."""
+        key = (peer, part.request)
+        sender = Sender(peer, part.request)
+        if key not in self._parts and len(self._parts) >= MAX_OPEN_SUBMISSIONS:
+            del self._parts[next(iter(self._parts))]
+        submission = self._parts.setdefault(key, _Submission())
+        submission.jobs += part.jobs
+        submission.evaluations += part.evaluations
+        submission.parts += 1
+        if submission.parts > MAX_PARTS:
+            del self._parts[key]
+            text = f"a submission has at most {MAX_PARTS} parts: split the file"
+            return [Tell(peer, m.CmdError(request=part.request, code=2, message=text))]
+        if not part.is_final:
+            return []
+        del self._parts[key]
+        requester = self._ids.new("s")
+        job_ids, interactive = self._ids.many("j"), part.interactive
+        assume_built = part.assume_inputs_built
+
+        def draft() -> Admission:
+            return draft_submission(
+                submission.jobs, submission.evaluations, requester, job_ids, now,
+                interactive=interactive, assume_inputs_built=assume_built,
+            )  # fmt: skip
+
+        return [self._send(requester, draft, sender)]
+
+    def evaluated(
+        self, job_id: str, project: str, derivations: Sequence[m.Derivation], now: float
+    ) -> list[Effect]:
+        """A batch of an evaluation; inputs that it does not know yet may come in a later one."""
+        evaluation = self._feeder.nodes[job_id]
+        prioritized, interactive = evaluation.prioritized, evaluation.interactive
+        job_ids = self._ids.many("j")
+
+        def draft() -> Admission:
+            jobs = [
+                m.SubmittedJob(
+                    **msgspec.structs.asdict(d), project=project, prioritized=prioritized or None
+                )
+                for d in {d.drv_path: d for d in derivations}.values()
+            ]
+            return msgspec.structs.replace(
+                draft_submission(jobs, (), job_id, job_ids, now, interactive=interactive),
+                unknown_inputs="later",
+            )
+
+        return [self._send(job_id, draft, None)]
+
+    def _send(self, requester: str, draft: Callable[[], Admission], sender: Sender | None) -> Admit:
+        token = self._ids.new("t")
+        self._sent.add(token)
+        self._feeder.admission_sent(requester)
+        return Admit(AdmissionRequest(token, requester, sender, draft))
+
+    # -- back from the ledger ----------------------------------------------------------------
+
+    def refused(self, event: AdmissionRefused, now: float) -> list[Effect]:
+        """The ledger took nothing of it."""
+        effects: list[Effect] = []
+        if event.sender is not None:
+            code = EXIT_BAD_INPUT if event.is_bad_input else EXIT_FAILED
+            refusal = m.CmdError(request=event.sender.request, code=code, message=event.message)
+            effects.append(Tell(event.sender.peer, refusal))
+        if event.token not in self._sent:
+            return effects  # sent by a dispatch that was restarted since
+        self._sent.remove(event.token)
+        if event.sender is None and event.requester in self._feeder.nodes:
+            effects.append(Record(AddMessages(event.requester, (), (event.message,))))
+            self._feeder.evaluation_broken(event.requester)
+        return [*effects, *self._feeder.admission_ended(event.requester, now)]
+
+    def taken(self, event: AdmissionTaken, now: float) -> list[Effect]:
+        """It is durable; its jobs are merged from now on."""
+        if event.token not in self._sent:
+            # Sent by a dispatch that was restarted since: this one loaded the jobs at its start.
+            return _answers(event)
+        self._sent.remove(event.token)
+        self._merges.append(_Merge(event))
+        self._feeder.sizes_known(event.admission.sizes)
+        return self._feeder.merge_requeued(event.admitted, now)
+
+    def merge(self, now: float) -> tuple[list[Effect], str | None]:
+        """Takes the next chunk into the graph; also returns the requester when it was the
+        last of an admission."""
+        merge = self._merges[0]
+        taken = merge.taken
+        jobs = taken.admission.jobs
+        end = merge.position + MERGE_CHUNK
+        chunk = jobs[merge.position : end]
+        requester = taken.admission.requester
+        effects = self._feeder.merge(chunk, requester, taken.admitted, now)
+        merge.position = end
+        if end < len(jobs):
+            return effects, None
+        self._merges.popleft()
+        effects += self._feeder.admission_ended(requester, now)
+        return [*effects, *_answers(taken)], requester
+
+
+def draft_submission(
+    jobs: Sequence[m.SubmittedJob],
+    evaluations: Sequence[m.SubmittedEvaluation],
+    requester: str,
+    job_ids: Iterator[str],
+    now: float,
+    *,
+    interactive: bool = False,
+    assume_inputs_built: bool = False,
+) -> Admission:
+    """Checks and orders what was submitted; raises `Refused` with one line."""
+    try:
+        ordered = check(jobs).jobs
+    except BadGraph as error:
+        raise Refused(str(error)) from None
+    taken = {j.job_id for j in jobs if j.job_id}
+    for evaluation in evaluations:
+        if evaluation.job_id in taken:
+            raise Refused(f"job id {evaluation.job_id} is used twice: give each job its own")
+        if evaluation.job_id:
+            taken.add(evaluation.job_id)
+    records: list[JobRecord] = [
+        build_record(job, job.job_id or next(job_ids), interactive=interactive) for job in ordered
+    ]
+    records += (
+        evaluation_record(e, e.job_id or next(job_ids), now, interactive=interactive)
+        for e in evaluations
+    )
+    sizes = {
+        p.path: p.nar_size
+        for job in jobs
+        for p in job.required_paths or ()
+        if p.nar_size is not None
+    }
+    return Admission(
+        requester=requester,
+        jobs=tuple(records),
+        sizes=tuple(sizes.items()),
+        unknown_inputs="built" if assume_inputs_built else "refuse",
+    )
+
+
+def _answers(taken: AdmissionTaken) -> list[Effect]:
+    """The answer to a submission, in as many parts as it takes."""
+    if taken.sender is None:
+        return []
+    known = taken.admitted.known
+    records = taken.admission.jobs
+    jobs = [
+        (r.drv_path, known[r.drv_path].job_id if r.drv_path in known else r.job_id)
+        for r in records
+        if r.drv_path is not None
+    ]
+    evaluations = [r.job_id for r in records if r.kind == "eval"]
+    answers: list[Effect] = []
+    for start in range(0, max(len(jobs), 1), ANSWER_CHUNK):
+        is_final = start + ANSWER_CHUNK >= len(jobs)
+        answer = m.CmdSubmitted(
+            request=taken.sender.request,
+            is_final=is_final,
+            submission=taken.admission.requester,
+            jobs=dict(jobs[start : start + ANSWER_CHUNK]),
+            evaluations=evaluations if is_final else [],
+        )
+        answers.append(Tell(taken.sender.peer, answer))
+    return answers

@@ -1,0 +1,53 @@
+"""One open assignment, as the server holds it in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.ledger.records import ClaimRecord
+from actors.server.model import PoolEntry
+from transport import messages as m
+
+State = Literal["claiming", "unanswered", "accepted"]
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """From the pick to the close of its row. The assigner alone changes it."""
+
+    assignment_id: str
+    job_id: str
+    kind: m.Kind
+    worker: str
+    session: str | None
+    """The session that holds it; none while its worker is away."""
+    claimed_at: float
+    entry: PoolEntry | None
+    """The candidate it was; none when it was taken over from the ledger."""
+    state: State = "claiming"
+    answer_by: float = math.inf
+    abort_by: float = math.inf
+    abort_reason: str | None = None
+    blames_job: bool = True
+    """Whether losing its worker counts as one loss of the job."""
+    tries: int = 1
+    reported: m.Score | None = None
+    """What the worker had reported of it."""
+    total: float = 0.0
+    scores: dict[str, float] | None = None
+    progress: m.BuildProgress | m.EvalProgress | None = None
+    peak_ram_mb: int | None = None
+    output: m.BuildOutput | None = None
+
+    def record(self, server: str) -> ClaimRecord:
+        """Its row in the ledger."""
+        return ClaimRecord(
+            assignment_id=self.assignment_id,
+            job_id=self.job_id,
+            worker=self.worker,
+            session=self.session or "",
+            server=server,
+            claimed_at=self.claimed_at,
+        )

@@ -1,0 +1,101 @@
+"""Build logs on disk: one file per assignment, appended in batches off the loop."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import trio
+
+from actors.ledger.actor import Offload
+from actors.ledger.port import Waiting
+from actors.server.effects import Log, ReadLog
+from transport import messages as m
+
+MAX_QUEUED = 10_000
+MAX_QUEUED_BYTES = 64 * 2**20
+MAX_LOG_BYTES = 64 * 2**20
+READ_BYTES = 2**20
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class Logbook:
+    """`put` never waits: beyond 64 MiB of unwritten log, chunks are dropped and counted."""
+
+    def __init__(self, folder: Path, answer: Callable[[bytes, m.CmdLogsReply], None]) -> None:
+        self._folder = folder
+        self._answer = answer
+        self._waiting: Waiting[Log | ReadLog] = Waiting(MAX_QUEUED)
+        self._queued_bytes = 0
+        self.dropped = 0
+
+    @property
+    def queue(self) -> int:
+        return len(self._waiting)
+
+    def put(self, item: Log | ReadLog) -> None:
+        """Queues a chunk for writing, or a client's read behind the chunks before it."""
+        size = len(item.data) if isinstance(item, Log) else 0
+        if self._queued_bytes + size > MAX_QUEUED_BYTES or not self._waiting.put(item):
+            self.dropped += 1
+            return
+        self._queued_bytes += size
+
+    async def run(self, offload: Offload = trio.to_thread.run_sync) -> None:
+        """Serves the queue until cancelled."""
+        while True:
+            first = await self._waiting.head()
+            if isinstance(first, ReadLog):
+                data, following = await offload(self._read, first.job_id, first.offset)
+                self._waiting.done()
+                reply = m.CmdLogsReply(
+                    request=first.request,
+                    job_id=first.job_id,
+                    offset=following,
+                    data=data,
+                    is_end=first.has_ended and len(data) < READ_BYTES,
+                )
+                self._answer(first.peer, reply)
+                continue
+            chunks = []
+            for item in self._waiting.items:
+                if isinstance(item, ReadLog):
+                    break
+                chunks.append(item)
+            await offload(self._append, chunks)
+            for chunk in chunks:
+                self._waiting.done()
+                self._queued_bytes -= len(chunk.data)
+
+    def _append(self, chunks: Iterable[Log]) -> None:
+        by_file: dict[Path, list[bytes]] = {}
+        for chunk in chunks:
+            path = self._job_folder(chunk.job_id) / f"{_file_name(chunk.assignment_id)}.log"
+            by_file.setdefault(path, []).append(chunk.data)
+        for path, parts in by_file.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                room = max(0, MAX_LOG_BYTES - file.tell())
+                file.write(b"".join(parts)[:room])
+
+    def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
+        """Up to 1 MiB of the newest run's log from `offset`, and where the next part starts."""
+        files = sorted(self._job_folder(job_id).glob("*.log"), key=lambda p: p.stat().st_mtime_ns)
+        if not files:
+            return b"", offset
+        with files[-1].open("rb") as file:
+            file.seek(offset)
+            data = file.read(READ_BYTES)
+        return data, offset + len(data)
+
+    def _job_folder(self, job_id: str) -> Path:
+        return self._folder / _file_name(job_id)
+
+
+def _file_name(name: str) -> str:
+    """The id itself where it is a harmless file name, else its hash."""
+    if _PLAIN.fullmatch(name):
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()

@@ -1,0 +1,227 @@
+"""What workers report of the jobs they hold, turned into what becomes of the jobs.
+
+Rules of the file:
+
+- A report counts only under the ids of the open claim that its session holds; any other is
+  stale: counted, and without effect.
+- A claim ends in `_close` alone: its row is closed, its slot is free, and then the feeder says
+  what becomes of the job, in the same transaction.
+- `Recorded` goes out when that transaction is durable.
+"""
+
+from __future__ import annotations
+
+from actors.ledger.records import AddMessages, AddMetric, CloseClaim, Outcome
+from actors.server.admissions import Admissions
+from actors.server.assigner import Assigner
+from actors.server.claims import Claim
+from actors.server.effects import Effect, Log, Record, Released, Tell, TellDurable
+from actors.server.feeder import Feeder
+from actors.server.sessions import Session
+from transport import messages as m
+
+Report = (
+    m.AssignJobResponse | m.JobUpdate | m.JobCompleted | m.JobFailed | m.BuildProgress
+    | m.EvalProgress | m.QueryKnownDerivations | m.LogChunk
+)  # fmt: skip
+
+REPORTS = (
+    m.AssignJobResponse, m.JobUpdate, m.JobCompleted, m.JobFailed, m.BuildProgress,
+    m.EvalProgress, m.QueryKnownDerivations, m.LogChunk,
+)  # fmt: skip
+
+_OUTCOMES: dict[str, Outcome] = {
+    "Transient": "Transient",
+    "Permanent": "Failed",
+    "Timeout": "TimedOut",
+    "InputsUnavailable": "InputsUnavailable",
+    "Aborted": "Aborted",
+    "Canceled": "Canceled",
+}
+
+
+class Reports:
+    """See the rules above. `stale` counts the reports that were dropped."""
+
+    def __init__(self, assigner: Assigner, feeder: Feeder, admissions: Admissions) -> None:
+        self._assigner = assigner
+        self._feeder = feeder
+        self._admissions = admissions
+        self.stale = 0
+        # Evaluations that are done while derivations of theirs are on the way to the ledger.
+        self._held: dict[str, tuple[Session, m.JobCompleted]] = {}
+
+    def take(self, session: Session, report: Report, now: float) -> list[Effect]:
+        """One report of a session."""
+        claim = self._assigner.find(session, report.job_id, report.assignment_id)
+        if claim is None:
+            self.stale += 1
+            return []
+        match report:
+            case m.AssignJobResponse():
+                return self._answered(claim, report, now)
+            case m.JobUpdate():
+                return self._updated(session, claim, report.update, now)
+            case m.JobCompleted():
+                return self._completed(session, claim, report, now)
+            case m.JobFailed():
+                return self._failed(session, claim, report, now)
+            case m.BuildProgress() | m.EvalProgress():
+                claim.progress = report
+                return []
+            case m.LogChunk():
+                return [Log(claim.job_id, claim.assignment_id, report.data)]
+            case m.QueryKnownDerivations():
+                known = [p for p in report.drv_paths if self._feeder.is_whole(p)]
+                answer = m.KnownDerivations(query_id=report.query_id, known=known)
+                return [Tell(session.peer, answer)]
+
+    def lost(self, claim: Claim, now: float, *, why: str, blame: bool) -> list[Effect]:
+        """The claim's worker will not report any more; the claim was released."""
+        closed = self._close(claim, "Abandoned", why, now)
+        lost = blame and claim.blames_job and claim.state == "accepted"
+        return [*closed, *self._feeder.returned(claim.job_id, now, lost=lost, why=why)]
+
+    def unanswered(self, claim: Claim, now: float) -> list[Effect]:
+        """The worker did not answer `AssignJob` in time."""
+        self._assigner.declined(claim, now)
+        closed = self._close(claim, "Unanswered", None, now)
+        return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="no answer")]
+
+    def unconfirmed(self, claim: Claim, now: float) -> list[Effect]:
+        """The worker never confirmed an abort."""
+        self._assigner.release(claim)
+        closed = self._close(claim, "Aborted", "the abort was not confirmed", now)
+        return [*closed, *self._feeder.aborted(claim.job_id, now)]
+
+    def undeliverable(self, claim: Claim, now: float) -> list[Effect]:
+        """The `AssignJob` could not be sent, or is not wanted any more."""
+        self._assigner.release(claim)
+        closed = self._close(claim, "Undeliverable", None, now)
+        return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="not sent")]
+
+    def admitted(self, requester: str, now: float) -> list[Effect]:
+        """Derivations of an evaluation are in; its held completion may count now."""
+        held = self._held.get(requester)
+        node = self._feeder.nodes.get(requester)
+        if held is None or (node is not None and node.admissions):
+            return []
+        del self._held[requester]
+        session, report = held
+        claim = self._assigner.claims.get(requester)
+        if claim is None or claim.assignment_id != report.assignment_id:
+            return []
+        return self._completed(session, claim, report, now)
+
+    # -- one kind of report each -------------------------------------------------------------
+
+    def _answered(self, claim: Claim, answer: m.AssignJobResponse, now: float) -> list[Effect]:
+        if answer.accepted:
+            if claim.state == "unanswered":
+                self._assigner.accepted(claim)
+            return []
+        if claim.state != "unanswered":
+            self.stale += 1
+            return []
+        self._assigner.declined(claim, now)
+        closed = self._close(claim, "Declined", answer.reason, now)
+        return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="declined")]
+
+    def _updated(
+        self, session: Session, claim: Claim, update: m.AnyUpdate, now: float
+    ) -> list[Effect]:
+        if claim.state == "unanswered":
+            self._assigner.accepted(claim)
+        match update:
+            case m.EvalResult():
+                return self._evaluated(session, claim, update, now)
+            case m.BuildOutput():
+                claim.output = update
+                return self._feeder.outputs_reported(update.outputs)
+            case m.Building() | m.Evaluating() | m.Fetching():
+                if claim.abort_reason is not None:
+                    return [Tell(session.peer, abort_message(claim))]
+                return []
+
+    def _evaluated(
+        self, session: Session, claim: Claim, result: m.EvalResult, now: float
+    ) -> list[Effect]:
+        if claim.kind != "eval":
+            text = "JobUpdate: `update` EvalResult on a build"
+            return [Tell(session.peer, m.Error(code=400, message=text))]
+        effects: list[Effect] = []
+        if result.warnings or result.errors:
+            told = AddMessages(claim.job_id, tuple(result.warnings), tuple(result.errors))
+            effects.append(Record(told))
+        if result.derivations:
+            project = self._feeder.nodes[claim.job_id].cls.project
+            effects += self._admissions.evaluated(claim.job_id, project, result.derivations, now)
+        return effects
+
+    def _completed(
+        self, session: Session, claim: Claim, report: m.JobCompleted, now: float
+    ) -> list[Effect]:
+        if self._feeder.nodes[claim.job_id].admissions:
+            # `Recorded` promises that its derivations are durable too.
+            self._held[claim.job_id] = (session, report)
+            return []
+        self._assigner.release(claim)
+        effects = self._close(claim, "Completed", None, now)
+        output = claim.output
+        if output is not None and output.metrics is not None and not output.substituted:
+            effects.append(Record(self._metric(session, claim, output.metrics, now)))
+        effects += self._feeder.completed(claim.job_id, now)
+        return [*effects, _recorded(session, claim)]
+
+    def _failed(
+        self, session: Session, claim: Claim, report: m.JobFailed, now: float
+    ) -> list[Effect]:
+        self._held.pop(claim.job_id, None)
+        self._assigner.release(claim)
+        effects = self._close(claim, _OUTCOMES[report.kind], report.error, now)
+        if report.kind not in ("Aborted", "Canceled"):
+            effects += self._feeder.failed(claim.job_id, report.kind, report.error, now)
+        elif claim.abort_reason is not None:
+            effects += self._feeder.aborted(claim.job_id, now)
+        else:
+            lost = not (report.kind == "Canceled" and session.draining)
+            effects += self._feeder.returned(claim.job_id, now, lost=lost, why=report.error)
+        return [*effects, _recorded(session, claim)]
+
+    def _close(self, claim: Claim, outcome: Outcome, error: str | None, now: float) -> list[Effect]:
+        assert self._assigner.claims.get(claim.job_id) is not claim, "released first"
+        closed = CloseClaim(claim.assignment_id, now, outcome, error)
+        return [Record(closed), Released(claim.worker)]
+
+    def _metric(
+        self, session: Session, claim: Claim, metrics: m.BuildMetrics, now: float
+    ) -> AddMetric:
+        node = self._feeder.nodes[claim.job_id]
+        others = self._assigner.open_builds(session.worker)
+        return AddMetric(
+            assignment_id=claim.assignment_id,
+            package=node.package,
+            system=node.cls.system,
+            at=now,
+            wall_time_ms=metrics.wall_time_ms,
+            cpu_time_ms=metrics.cpu_time_ms,
+            peak_ram_mb=metrics.peak_ram_mb,
+            output_nar_size=metrics.output_nar_size,
+            oom=bool(metrics.oom),
+            contention=1 + 0.04 * others,
+            core_score=session.announced.cpu_core_score if session.announced else None,
+        )
+
+
+def abort_message(claim: Claim) -> m.AbortJob:
+    """Tells the claim's worker to stop the job."""
+    return m.AbortJob(
+        job_id=claim.job_id,
+        assignment_id=claim.assignment_id,
+        reason=claim.abort_reason or "not wanted any more",
+    )
+
+
+def _recorded(session: Session, claim: Claim) -> TellDurable:
+    message = m.Recorded(job_id=claim.job_id, assignment_id=claim.assignment_id)
+    return TellDurable(session.peer, message)

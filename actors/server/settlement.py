@@ -1,0 +1,93 @@
+"""What a pass decided, on its way to the ledger: batches, their claims, and promises.
+
+Writes keep the order in which they were decided, across failures too. A promise is a message
+that goes out only when everything recorded before it survives a power loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from actors.ledger.port import Batch
+from actors.ledger.records import OpenClaim, Write
+from actors.server.claims import Claim
+
+COMMIT_RETRY_SECS = 1.0
+
+
+class Settlement:
+    """Collects writes into batches; `first_batch` numbers the first one."""
+
+    def __init__(self, first_batch: int = 1) -> None:
+        self._writes: list[Write] = []
+        self._claiming: list[tuple[int, Claim]] = []
+        self._batches: dict[int, tuple[list[Write], list[tuple[int, Claim]]]] = {}
+        self._next = first_batch
+        self._hold_until = -math.inf
+        self._promises: deque[tuple[int, bytes, bytes]] = deque()
+
+    @property
+    def deadline(self) -> float:
+        """When a batch that failed may be tried again; inf when none did."""
+        return self._hold_until if self._writes and self._hold_until > -math.inf else math.inf
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is on its way to the ledger and no promise is open."""
+        return not (self._writes or self._batches or self._promises)
+
+    @property
+    def has_promises(self) -> bool:
+        return bool(self._promises)
+
+    def record(self, write: Write) -> None:
+        """Part of the next batch."""
+        self._writes.append(write)
+
+    def claim(self, claim: Claim, write: OpenClaim) -> None:
+        """A claim's row, part of the next batch; its result comes back with it."""
+        self._claiming.append((len(self._writes), claim))
+        self._writes.append(write)
+
+    def promise(self, peer: bytes, frame: bytes) -> None:
+        """To be sent once what was recorded so far is durable."""
+        number = self._next if self._writes else self._next - 1
+        self._promises.append((number, peer, frame))
+
+    def next_batch(self, now: float) -> Batch | None:
+        """What is to be committed now, if anything."""
+        if not self._writes or now < self._hold_until:
+            return None
+        self._hold_until = -math.inf
+        batch = Batch(self._next, self._writes)
+        self._batches[batch.number] = (self._writes, self._claiming)
+        self._writes, self._claiming = [], []
+        self._next += 1
+        return batch
+
+    def committed(self, number: int, results: list[bool]) -> list[tuple[Claim, bool]]:
+        """A batch is in: its claims, and whether each was won."""
+        _, claiming = self._batches.pop(number)
+        return [(claim, results[position]) for position, claim in claiming]
+
+    def failed(self, number: int, now: float) -> list[Claim]:
+        """A batch was rolled back: its claims are off, everything else is written again, before
+        anything newer and not before `COMMIT_RETRY_SECS`."""
+        writes, claiming = self._batches.pop(number)
+        positions = {position for position, _ in claiming}
+        again = [w for i, w in enumerate(writes) if i not in positions]
+        self._writes[:0] = again
+        self._claiming = [(p + len(again), claim) for p, claim in self._claiming]
+        self._promises = deque(
+            (self._next if n == number else n, peer, frame) for n, peer, frame in self._promises
+        )
+        self._hold_until = now + COMMIT_RETRY_SECS
+        return [claim for _, claim in claiming]
+
+    def synced(self, number: int) -> list[tuple[bytes, bytes]]:
+        """Every batch up to this number is durable: what may be sent now."""
+        kept = [p for p in self._promises if p[0] > number]
+        due = [(peer, frame) for n, peer, frame in self._promises if n <= number]
+        self._promises = deque(kept)
+        return due

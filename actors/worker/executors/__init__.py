@@ -1,0 +1,1 @@
+"""What runs the jobs: the interface and its implementations."""
