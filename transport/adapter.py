@@ -112,7 +112,7 @@ class Context:
 
     async def aclose(self) -> None:
         """Closes everything and waits for what still goes out, 3 s at most."""
-        for owner in list(self._open):
+        for owner in reversed(list(self._open)):
             owner.close()
         with trio.move_on_after(_TERM_SECS, shield=True):
             # Blocks until the last socket has lingered. A thread given up ends with the linger.

@@ -1,7 +1,7 @@
 """CURVE: key files, and the authenticator that says which client keys may connect.
 
 Keys are Z85 text of 40 characters, one a file. Encryption alone does not keep anybody out; the
-authenticator (ZeroMQ's ZAP protocol) does, and it must run before a socket binds: without it
+authenticator (ZeroMQ's ZAP protocol) does, and it must exist before a socket binds: without it
 every handshake of that socket fails.
 """
 
@@ -126,6 +126,11 @@ class Authenticator:
         self._context = context
         self._keys: frozenset[str] | None = None
         self.allow(keys)
+        self._zap = zmq.auth.base.Authenticator(context.raw)
+        self._zap.configure_curve_callback(ZAP_DOMAIN, self)
+        self._zap.start()
+        self._bell = Doorbell(self._zap.zap_socket)
+        context.opened(self)
 
     def allow(self, keys: Iterable[str] | None) -> None:
         """Replaces the keys that may connect."""
@@ -137,21 +142,18 @@ class Authenticator:
             return False
         return self._keys is None or key.decode("ascii") in self._keys
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until cancelled; started once a socket with CURVE may bind."""
-        base = zmq.auth.base.Authenticator(self._context.raw)
-        base.configure_curve_callback(ZAP_DOMAIN, self)
-        base.start()
-        bell = Doorbell(base.zap_socket)
-        try:
-            task_status.started()
-            while True:
-                try:
-                    request = base.zap_socket.recv_multipart(NOBLOCK)
-                except zmq.Again:
-                    await bell.wait()
-                else:
-                    await base.handle_zap_message(request)
-        finally:
-            bell.notify_closing()
-            base.stop()
+    async def run(self) -> None:
+        """Answers until cancelled; handshakes wait while it does not run."""
+        while True:
+            try:
+                request = self._zap.zap_socket.recv_multipart(NOBLOCK)
+            except zmq.Again:
+                await self._bell.wait()
+            else:
+                await self._zap.handle_zap_message(request)
+
+    def close(self) -> None:
+        """For the context, which closes it last of all that it owns."""
+        self._context.closed(self)
+        self._bell.notify_closing()
+        self._zap.stop()

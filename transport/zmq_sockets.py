@@ -72,7 +72,7 @@ class ZmqRouter:
     """A `Router` over ZeroMQ.
 
     With `keys` (the server's) only CURVE clients connect, those that the context's
-    `Authenticator` lets in; it must run already. Raises `BindFailed`.
+    `Authenticator` lets in; it must exist already. Raises `BindFailed`.
     """
 
     def __init__(self, context: Context, endpoint: str, keys: KeyPair | None = None) -> None:
@@ -284,9 +284,9 @@ class ZmqDealer:
             deadline=trio.current_time() + _CONNECT_SECS,
         )
         self._socket = context.socket(zmq.DEALER)
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
         try:
             self._configure(endpoint, server_key, keys)
-            self._monitor = self._socket.get_monitor_socket(_WATCHED)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self._close_sockets()
@@ -364,9 +364,13 @@ class ZmqDealer:
         if not self._is_closed:
             self._is_closed = True
             self._context.closed(self)
+            self._read_monitor()
+            if self._fate.lost is not None:
+                self._socket.linger = 0  # there is nobody to wait for
             self._bell.notify_closing()
             self._close_sockets()
 
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
