@@ -27,7 +27,8 @@ MERGE_CHUNK = 250
 """Jobs taken into the graph per pass: some 5 ms."""
 ANSWER_CHUNK = 10_000
 """Jobs named per frame of an answer: some 1.5 MB."""
-MAX_PARTS = 20_000
+MAX_JOBS = 1_000_000
+"""Of one submission."""
 MAX_OPEN_SUBMISSIONS = 64
 EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 
@@ -36,7 +37,6 @@ EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 class _Submission:
     jobs: list[m.SubmittedJob] = field(default_factory=list)
     evaluations: list[m.SubmittedEvaluation] = field(default_factory=list)
-    parts: int = 0
 
 
 @dataclass(slots=True)
@@ -70,11 +70,11 @@ class Admissions:
         submission = self._parts.setdefault(key, _Submission())
         submission.jobs += part.jobs
         submission.evaluations += part.evaluations
-        submission.parts += 1
-        if submission.parts > MAX_PARTS:
+        if len(submission.jobs) + len(submission.evaluations) > MAX_JOBS:
             del self._parts[key]
-            text = f"a submission has at most {MAX_PARTS} parts: split the file"
-            return [Tell(peer, m.CmdError(request=part.request, code=2, message=text))]
+            text = f"a submission has at most {MAX_JOBS} jobs: split the file"
+            refusal = m.CmdError(request=part.request, code=EXIT_BAD_INPUT, message=text)
+            return [Tell(peer, refusal)]
         if not part.is_final:
             return []
         del self._parts[key]
@@ -89,6 +89,11 @@ class Admissions:
             )  # fmt: skip
 
         return [self._send(requester, draft, sender)]
+
+    def abandoned(self, peer: bytes) -> None:
+        """The sender of parts is gone before the final one."""
+        for key in [key for key in self._parts if key[0] == peer]:
+            del self._parts[key]
 
     def evaluated(
         self, job_id: str, project: str, derivations: Sequence[m.Derivation], now: float

@@ -158,7 +158,8 @@ class Assigner:
         None leaves the request unanswered; if the worker has room for more, the idle slot is
         remembered."""
         view = self._views[session.id]
-        if not self.accepting or view.draining or self._is_full(session, kind):
+        can_run = view.can_eval if kind == "eval" else view.can_build
+        if not (self.accepting and can_run) or view.draining or self._is_full(session, kind):
             return None
         claim = self._pick(session.worker, session.id, kind, now)
         if claim is None:

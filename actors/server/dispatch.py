@@ -15,6 +15,7 @@ import trio
 
 from actors.ledger.errors import LedgerFailed
 from actors.server.claims import Claim
+from actors.server.effects import PeerGone
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
 from transport import messages as m
@@ -126,6 +127,8 @@ class Dispatch:
         for message in incoming:
             farm.receive(message, now)
         for event in events:
+            if isinstance(event, PeerGone):
+                self._world.outbox.drop(event.peer)
             farm.take(event, now)
         if farm.deadline <= now:
             farm.expire(now)

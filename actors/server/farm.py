@@ -83,6 +83,9 @@ ADOPTED, FOREIGN, COUNTS = "adopted", "foreign", "counts"
 FOREIGN_MARGIN_SECS = 10.0
 """A change shows when it has committed, some time after the time that it bears."""
 
+COMMAND_SILENCE_SECS = 600.0
+"""After which a command's connection is forgotten."""
+
 DispatchEvent = (
     LedgerEvent | PingDue | Silent | PeerGone | PagerStarted | RegistryFileChanged | Neighbours
     | StopRequested
@@ -288,11 +291,20 @@ class Farm:
             # A late tick is one tick: missed ones merge.
             self._next_tick = now + self.config.tick
             self.assigner.pool.tick()
+            self._forget_commands(now)
+
+    def _forget_commands(self, now: float) -> None:
+        """Clients that said nothing for long are gone or say `CmdHello` again."""
+        commands = self.sessions.commands
+        for peer in [p for p, seen in commands.items() if seen < now - COMMAND_SILENCE_SECS]:
+            del commands[peer]
+            self.admissions.abandoned(peer)
 
     def peer_gone(self, peer: bytes, now: float) -> None:
         """A connection turned out to be lost."""
         self.registry.abandon_handshake(peer)
         self.sessions.commands.pop(peer, None)
+        self.admissions.abandoned(peer)
         session = self.sessions.by_peer.get(peer)
         if session is not None:
             self._route(self.registry.close(session, "lost", now), now)
@@ -312,8 +324,8 @@ class Farm:
             case _ if peer in self.sessions.commands:
                 self.sessions.commands[peer] = now
                 effects = self.commands.take(peer, message, now)
-            case m.Pong():
-                return  # of a session that has just ended
+            case m.Ping() if self.registry.in_handshake(peer):
+                effects = [Tell(peer, m.Pong(nonce=message.nonce))]
             case _:
                 self.registry.abandon_handshake(peer)
                 effects = [Tell(peer, m.Reject(code=400, reason="no session"))]
