@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from actors.worker.run import run_worker
 from bin.errors import CommandError
 from bin.log_options import log_option, start_logging
 from bin.options import DEFAULT_SERVER, ENDPOINT, FILE, Target, option
-from bin.output import note
 from bin.session import run
 
 DEFAULT_STATE_DIR = Path("headrace-worker")
@@ -45,10 +43,12 @@ def _list(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any
 @option(
     "--executor",
     type=click.Choice(["nix", "process"]),
-    help="How jobs are run; nix where it is on PATH, else process (embedded, no Nix).",
+    default="process",
+    show_default=True,
+    help="How jobs are run: process is embedded and needs no Nix; nix is to come.",
 )
 @option("--store", metavar="URI", help="Nix store; for process a directory workers may share.")
-@option("--cache", metavar="URI", help="Binary cache for inputs and outputs (nix).")
+@option("--cache", metavar="URI", help="Binary cache for inputs and outputs (with nix).")
 @option(
     "--build-max-concurrent",
     also="GRADIENT_WORKER_BUILD_MAX_CONCURRENT",
@@ -97,16 +97,13 @@ def _list(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any
 @log_option
 def worker(
     log_level: str,
-    executor: ExecutorName | None,
+    executor: ExecutorName,
     server_key: Path | None,
     key: Path | None,
     **settings: Any,
 ) -> int:
     """Run a worker: it asks the server for jobs and runs them, until SIGTERM."""
     start_logging(log_level)
-    if executor is None:
-        executor = "nix" if shutil.which("nix-store") else "process"
-        note(f"executor: {executor}")
     try:
         config = WorkerConfig(executor=executor, **settings)
         target = Target(config.server, server_key, key, 0)

@@ -60,6 +60,8 @@ class WorkerConfig:
             raise ConfigError("both --build-max-concurrent and --eval-max-concurrent are 0")
         if self.id is not None and not is_valid_id(self.id):
             raise ConfigError("--id must have 1 to 200 characters and no control characters")
+        if self.name is not None and not is_valid_id(self.name):
+            raise ConfigError("--name must have 1 to 200 characters and no control characters")
         score = self.cpu_core_score
         if score is not None and not 0 < score < 1e6:
             raise ConfigError(f"the CPU core score is {score}; give a number above 0")

@@ -29,6 +29,9 @@ from transport import messages as m
 MAX_UNSCORED_PAGES = 256
 MAX_UNCONFIRMED = 256  # reports; a server so far behind gets no more work from us
 _STORY_LENGTH = 100
+# Of an `InitConnection` without what it still runs, and of the keys of one claim in it.
+_HELLO_BYTES = 4_096
+_CLAIM_BYTES = 32
 _KINDS: tuple[m.Kind, ...] = ("build", "eval")
 _REFUSALS = {
     401: "check the tokens in the peers file",
@@ -280,7 +283,7 @@ class WorkerCore:
                 capabilities=self._settings.capabilities,
                 name=self._settings.name,
                 agent=self._settings.agent,
-                running=self.jobs.claims() or None,
+                running=_fitting(self.jobs.claims()) or None,
             )
         )
 
@@ -298,9 +301,9 @@ class WorkerCore:
         self._note("info", f"connected, session {ack.session}")
         self._note_peers(ack.failed_peers)
         self._send(self._announced)
+        self._send(m.RequestJobList())
         if self._metrics is not None:
             self._send(self._metrics)
-        self._send(m.RequestJobList())
         self._resume(frozenset(ack.resumed))
 
     def _resume(self, resumed: frozenset[str]) -> None:
@@ -609,6 +612,18 @@ class WorkerCore:
 
     def _note(self, level: e.Level, text: str) -> None:
         self._out.append(e.Note(level, text))
+
+
+def _fitting(claims: list[m.ClaimRef]) -> list[m.ClaimRef]:
+    """As many claims as the first frame of a handshake can name; the others are given up."""
+    room = m.MAX_HANDSHAKE_FRAME_BYTES - _HELLO_BYTES
+    fitting = []
+    for claim in claims:
+        room -= len(claim.job_id.encode()) + len(claim.assignment_id.encode()) + _CLAIM_BYTES
+        if room < 0:
+            break
+        fitting.append(claim)
+    return fitting
 
 
 def _brief(event: e.Event) -> str:

@@ -153,7 +153,8 @@ def final_report(task: Task, outcome: Outcome | None) -> list[m.Message]:
 def _failed(ids: dict[str, str], outcome: Failed) -> m.JobFailed:
     return m.JobFailed(
         **ids,
-        error=outcome.error[:MAX_ERROR_CHARACTERS],
+        # File names in it may be no UTF-8.
+        error=outcome.error[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode(),
         kind=outcome.kind,
         missing_paths=outcome.missing_paths or None,
         spans=outcome.spans or None,

@@ -116,6 +116,7 @@ def test_parse_list(text, expected):
         ({"build_max_concurrent": 0, "eval_max_concurrent": 0}, "both"),
         ({"id": ""}, "--id"),
         ({"id": "a\nb"}, "--id"),
+        ({"name": "x" * 201}, "--name"),
         ({"cpu_core_score": 0.0}, "core score"),
         ({"cpu_core_score": float("nan")}, "core score"),
         ({"cache": "file:///c"}, "--cache"),

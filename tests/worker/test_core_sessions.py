@@ -9,6 +9,7 @@ from actors.worker.core import Link
 from actors.worker.executors.base import Built, Evaluated, Failed
 from actors.worker.policy import retry_delay
 from transport import messages as m
+from transport.codec import encode
 
 BUILT = Built({"out": m.Output(path="/nix/store/p1", nar_size=3)})
 
@@ -390,3 +391,29 @@ def test_held_members_are_dropped_with_the_session(driver):
     assert worker.hello.running is None
     worker.receive(m.StartCluster(attempt="t1", roster=[]))
     assert worker.effects == []
+
+
+def test_first_frame_of_a_handshake_stays_within_its_bound(driver):
+    worker = driver(builds=1000)
+    worker.serve()
+    for number in range(1000):
+        worker.receive(m.AssignJob("j" * 196 + f"{number:04}", f"a{number}", small_build()))
+    worker.lose()
+    worker.connect()
+    assert 100 < len(worker.hello.running) < 1000
+    assert len(encode(worker.hello)) <= m.MAX_HANDSHAKE_FRAME_BYTES
+
+
+def small_build():
+    return m.BuildJob(
+        "default", "/nix/store/p.drv", "p", {"out": "/nix/store/p"},
+        m.Requirement("x86_64-linux", []), [], 0, 0,
+    )  # fmt: skip
+
+
+def test_error_text_that_is_no_utf_8_can_be_sent(driver):
+    worker = driver()
+    worker.serve()
+    worker.assign(1)
+    report = worker.finish(1, Failed("Transient", "cannot remove '\udcff'"))[0]
+    assert b"cannot remove" in encode(report)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
@@ -471,7 +470,7 @@ async def test_large_graph_comes_in_batches_of_50(executor, context, tmp_path):
         '"outputs": {"out": "/nix/store/%d"}, "input_drvs": [], "input_srcs": []}'
     )
     entries = ",".join(entry % (i, i) for i in range(120))
-    (tmp_path / "g.json").write_text('{"jobs": [%s]}' % entries)
+    (tmp_path / "g.json").write_text(f'{{"jobs": [{entries}]}}')
     await executor.run_eval(evaluation(tmp_path / "g.json"), context)
     assert [len(u.derivations) for u in context.updates[1:]] == [50, 50, 20]
 
@@ -527,7 +526,7 @@ async def test_store_setting_is_a_directory_or_a_file_uri(tmp_path, context):
         executor = ProcessExecutor.of(config(tmp_path, store=setting))
         await trio.to_thread.run_sync(executor.start)
         await executor.run_build(job("echo > $out"), context)
-        assert Path(tmp_path / "shared/p").exists()
+        assert (tmp_path / "shared/p").exists()
 
 
 async def test_own_store_lies_in_the_state_directory(tmp_path, context):

@@ -35,7 +35,8 @@ class Server:
         with trio.fail_after(20):
             while True:
                 while not self.inbox:
-                    for self.peer, frames, _ in await self.router.receive():
+                    for peer, frames, _ in await self.router.receive():
+                        self.peer = peer
                         self.inbox += [self.decoder.decode(frame) for frame in frames]
                 message = self.inbox.pop(0)
                 if isinstance(message, kind):

@@ -14,6 +14,7 @@ from transport import messages as m
 
 MAX_GRAPH_BYTES = 512 * 2**20
 _BATCH_BYTES = 2**20
+_MAX_DERIVATION_BYTES = m.MAX_FRAME_BYTES - 2**16  # one frame with all around it
 _FIELDS = m.Derivation.__struct_fields__
 
 
@@ -45,11 +46,17 @@ def read_graph(ref: str, attributes: Sequence[str]) -> list[m.Derivation]:
 
 
 def batches(derivations: Iterable[m.Derivation]) -> Iterator[list[m.Derivation]]:
-    """Pieces that fit one `EvalResult` each, in order."""
+    """Pieces that fit one `EvalResult` each, in order.
+
+    Raises:
+        BadGraph: a derivation is too large to be sent at all.
+    """
     batch: list[m.Derivation] = []
     size = 0
     for derivation in derivations:
         own = len(msgspec.msgpack.encode(derivation))
+        if own > _MAX_DERIVATION_BYTES:
+            raise BadGraph(f"{derivation.drv_path}: args and env of {own} bytes are too large")
         if batch and (len(batch) == m.MAX_EVAL_BATCH or size + own > _BATCH_BYTES):
             yield batch
             batch, size = [], 0

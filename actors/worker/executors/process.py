@@ -275,21 +275,24 @@ class ProcessExecutor:
                 "Permanent", f"evaluating a {job.source.kind} needs a worker with --executor nix"
             )
         with trio.move_on_after(job.timeout_secs or inf):
-            with context.spans.phase("evaluate"):
-                await context.update(m.Evaluating())
-                try:
-                    derivations = await trio.to_thread.run_sync(
-                        read_graph, job.source.ref, job.attributes, abandon_on_cancel=True
-                    )
-                except BadGraph as error:
-                    return Failed("Permanent", str(error), spans=context.spans.done())
-                reported = 0
-                for batch in batches(derivations):
-                    await context.update(m.EvalResult(batch, warnings=[], errors=[]))
-                    reported += len(batch)
-                    await context.advance_eval(reported)
+            try:
+                with context.spans.phase("evaluate"):
+                    await self._report_graph(job, context)
+            except BadGraph as error:
+                return Failed("Permanent", str(error), spans=context.spans.done())
             return Evaluated(spans=context.spans.done())
         return Failed("Timeout", f"the evaluation took more than {job.timeout_secs} s")
+
+    async def _report_graph(self, job: m.EvalJob, context: JobContext) -> None:
+        await context.update(m.Evaluating())
+        derivations = await trio.to_thread.run_sync(
+            read_graph, job.source.ref, job.attributes, abandon_on_cancel=True
+        )
+        reported = 0
+        for batch in batches(derivations):
+            await context.update(m.EvalResult(batch, warnings=[], errors=[]))
+            reported += len(batch)
+            await context.advance_eval(reported)
 
 
 def _failure_of(job: m.BuildJob, ended: Ended) -> Failed | None:
