@@ -130,11 +130,9 @@ def test_every_setting_of_a_worker(worker_config):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("nix", "executor"), [("/bin/nix-store", "nix"), (None, "process")])
-def test_the_executor_is_nix_where_there_is_nix(worker_config, monkeypatch, nix, executor):
-    monkeypatch.setattr(bin.worker.shutil, "which", lambda _: nix)
+def test_a_worker_needs_no_option(worker_config):
     config = worker_config()
-    assert config.executor == executor
+    assert config.executor == "process"
     assert (config.build_max_concurrent, config.eval_max_concurrent) == (1, 1)
     assert (config.systems, config.features) == (None, None)
 
