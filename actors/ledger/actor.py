@@ -23,7 +23,6 @@ from actors.ledger.port import (
     AdmissionTaken,
     Answer,
     Batch,
-    CommitFailed,
     Committed,
     LedgerPort,
     Query,
@@ -60,8 +59,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
             except LedgerBusy:
                 continue
             except LedgerFailed as error:
-                port.deferred.done()
-                port.deliver(CommitFailed(batch.number, str(error)))
+                port.give_up(error)
                 continue
             port.deliver(Committed(batch.number, results))
         port.deferred.done()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -75,6 +76,7 @@ class Admitting:
         self._contested: dict[int, int] = {}
         self._edges: list[np.ndarray[tuple[int, int], np.dtype[np.int64]]] = []
         self._requeued: set[int] = set()
+        self._requeued_from: Counter[str] = Counter()
 
     def run(self, pause: Callable[[], None]) -> Admitted:
         """Raises: Refused, LedgerBusy, LedgerFailed; nothing is visible of it then."""
@@ -251,7 +253,7 @@ class Admitting:
             self._take_over(seq, self._contested[seq])
         again = broken_inputs(db, [*held, *self._outside_of_new()])
         self._requeued = again | failed_dependents(db, again)
-        requeue(db, self._requeued, stamp)
+        self._requeued_from = requeue(db, self._requeued, stamp)
         # What runs for this submission's sake ends with it, also if it did not name it.
         db.executemany(_ADD_REQUESTER, [(self._submission, seq) for seq in again])
         if self._is_staged:
@@ -297,6 +299,7 @@ class Admitting:
             known={path: state for _, path, state in known(db, asked - self._new)},
             requeued=tuple(requeued),
             dropped_inputs=self._dropped,
+            requeued_from=dict(self._requeued_from),
         )
 
 

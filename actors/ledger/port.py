@@ -78,7 +78,7 @@ class Committed(Struct, frozen=True):
 
 
 class CommitFailed(Struct, frozen=True):
-    """A deferred batch was rolled back; nothing of it was written."""
+    """A deferred batch was rolled back; nothing of it or of any later one was written."""
 
     number: int
     error: str
@@ -170,6 +170,8 @@ class LedgerPort:
         self.admissions: Waiting[AdmissionRequest] = Waiting(1_000)
         self.queries: Waiting[Query] = Waiting(1_000)
         self.unsynced: Waiting[int] = Waiting(1)
+        self.is_broken = False
+        """A deferred batch failed and dispatch does not know yet: nothing newer may go in."""
         self.committed = 0
         """Number of the newest batch that is in."""
 
@@ -186,6 +188,8 @@ class LedgerPort:
     def commit(self, batch: Batch) -> list[bool] | None:
         """Commits on the loop and returns a result per write; None when the batch was left
         to the ledger thread. Raises `LedgerFailed` when it was rolled back."""
+        if self.is_broken:
+            raise LedgerFailed("an earlier batch was not written")
         if len(self.deferred) or not self.lock.acquire(timeout=LOOP_LOCK_SECS):
             self._defer(batch)
             return None
@@ -198,6 +202,14 @@ class LedgerPort:
             self.lock.release()
         self.committed = batch.number
         return results
+
+    def give_up(self, error: LedgerFailed) -> None:
+        """The head of the deferred batches failed: it and those behind it come back, since
+        what is written must stay a prefix of what was decided."""
+        number = self.deferred.items[0].number
+        self.deferred.items.clear()
+        self.is_broken = True
+        self.deliver(CommitFailed(number, str(error)))
 
     def want_sync(self) -> None:
         """What is committed by now is to be made durable; `Synced` follows."""

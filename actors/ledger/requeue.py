@@ -12,6 +12,7 @@ What the ledger must never hold is a job that has not ended with an input that e
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from .connection import select_in
@@ -60,6 +61,8 @@ def failed_dependents(db: sqlite3.Connection, requeued: Collection[int]) -> set[
     return again - set(requeued)
 
 
-def requeue(db: sqlite3.Connection, jobs: Collection[int], stamp: Stamp) -> None:
-    """Makes them as they were when they came."""
+def requeue(db: sqlite3.Connection, jobs: Collection[int], stamp: Stamp) -> Counter[str]:
+    """Makes them as they were when they came; returns how many had which status before."""
+    before = Counter(status for _, status in select_in(db, _STATUS, jobs))
     db.executemany(_REQUEUE, [(stamp.wall, stamp.server, seq) for seq in sorted(jobs)])
+    return before

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from actors.ledger.errors import LedgerFailed
+from actors.ledger.port import CommitFailed
 from actors.server.claims import Claim
 from actors.server.effects import PeerGone
 from actors.server.farm import DispatchEvent, Farm
@@ -63,6 +64,7 @@ class Dispatch:
         # Whatever an earlier incarnation handed to the ledger thread must be in the ledger.
         while len(world.port.deferred) or len(world.port.admissions):
             await trio.sleep(BEHIND_POLL_SECS)
+        world.port.is_broken = False
         snapshot = await world.offload(_load, world)
         self._farm = Farm(
             world.config, world.server, world.ids, world.policy, world.sessions,
@@ -129,6 +131,9 @@ class Dispatch:
         for event in events:
             if isinstance(event, PeerGone):
                 self._world.outbox.drop(event.peer)
+            elif isinstance(event, CommitFailed):
+                log.error("the ledger did not take writes: %s", event.error)
+                self._world.port.is_broken = False
             farm.take(event, now)
         if farm.deadline <= now:
             farm.expire(now)

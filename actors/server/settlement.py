@@ -72,18 +72,24 @@ class Settlement:
         return [(claim, results[position]) for position, claim in claiming]
 
     def failed(self, number: int, now: float) -> list[Claim]:
-        """A batch was rolled back: its claims are off, everything else is written again, before
-        anything newer and not before `COMMIT_RETRY_SECS`."""
-        writes, claiming = self._batches.pop(number)
-        positions = {position for position, _ in claiming}
-        again = [w for i, w in enumerate(writes) if i not in positions]
+        """A batch was rolled back, and with it all later ones in flight: their claims are off,
+        everything else is written again in the same order, before anything newer and not before
+        `COMMIT_RETRY_SECS`."""
+        numbers = sorted(n for n in self._batches if n >= number)
+        again: list[Write] = []
+        claims: list[Claim] = []
+        for n in numbers:
+            writes, claiming = self._batches.pop(n)
+            positions = {position for position, _ in claiming}
+            again += [w for i, w in enumerate(writes) if i not in positions]
+            claims += [claim for _, claim in claiming]
         self._writes[:0] = again
         self._claiming = [(p + len(again), claim) for p, claim in self._claiming]
         self._promises = deque(
-            (self._next if n == number else n, peer, frame) for n, peer, frame in self._promises
+            (self._next if n in numbers else n, peer, frame) for n, peer, frame in self._promises
         )
         self._hold_until = now + COMMIT_RETRY_SECS
-        return [claim for _, claim in claiming]
+        return claims
 
     def synced(self, number: int) -> list[tuple[bytes, bytes]]:
         """Every batch up to this number is durable: what may be sent now."""

@@ -1,0 +1,51 @@
+"""What may go wrong in a simulated farm: one frozen value, and presets by name."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Faults(Struct, frozen=True, kw_only=True):
+    """Rates are per second of virtual time, chances per occasion, delays in seconds."""
+
+    delay: tuple[float, float] = (0.0005, 0.005)
+    cuts: float = 0.0
+    """A connection is lost, with all that is under way on it, both ways."""
+    worker_crashes: float = 0.0
+    """A worker loses all memory, its jobs included."""
+    worker_drains: float = 0.0
+    server_crashes: float = 0.0
+    """The server loses all memory between two steps, or between a commit and its sends."""
+    server_stops: float = 0.0
+    """SIGTERM, and a new server."""
+    dispatch_restarts: float = 0.0
+    pager_restarts: float = 0.0
+    cancels: float = 0.0
+    cordons: float = 0.0
+    failing_commits: float = 0.0
+    deferred_commits: float = 0.0
+    """The lock was not had on the loop: results come later."""
+    failures: float = 0.05
+    """A job ends otherwise than well."""
+    declines: float = 0.0
+    full_peers: float = 0.0
+    """A message finds its peer's queue full for a while."""
+    duplicate_reports: float = 0.0
+
+
+PRESETS: dict[str, Faults] = {
+    "calm": Faults(),
+    "slow": Faults(delay=(0.01, 2.0), full_peers=0.05),
+    "cuts": Faults(cuts=0.08, duplicate_reports=0.2),
+    "workers": Faults(worker_crashes=0.06, worker_drains=0.04, declines=0.2),
+    "servers": Faults(server_crashes=0.05, server_stops=0.02),
+    "actors": Faults(dispatch_restarts=0.08, pager_restarts=0.1, cuts=0.02),
+    "ledger": Faults(failing_commits=0.05, deferred_commits=0.2),
+    "people": Faults(cancels=0.1, cordons=0.05, failures=0.15),
+    "storm": Faults(
+        delay=(0.0005, 0.5), cuts=0.04, worker_crashes=0.02, worker_drains=0.02,
+        server_crashes=0.02, server_stops=0.01, dispatch_restarts=0.03, pager_restarts=0.03,
+        cancels=0.03, cordons=0.02, failing_commits=0.02, deferred_commits=0.1, declines=0.1,
+        full_peers=0.02, duplicate_reports=0.1, failures=0.1,
+    ),
+}  # fmt: skip

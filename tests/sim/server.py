@@ -1,0 +1,332 @@
+"""The production cores of a server in a simulated process: what dispatch and pager shells do,
+without their tasks, and with everything that can happen to a commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from actors.ledger.errors import Refused
+from actors.ledger.port import (
+    AdmissionRefused,
+    AdmissionRequest,
+    AdmissionTaken,
+    Answer,
+    Batch,
+    CommitFailed,
+    Committed,
+    Synced,
+)
+from actors.ledger.sqlite import SqliteLedger
+from actors.server.config import ServerConfig
+from actors.server.effects import (
+    Enter,
+    Gone,
+    Leave,
+    ListRequested,
+    PagerStarted,
+    PeerGone,
+    Present,
+    Reset,
+    StopRequested,
+)
+from actors.server.farm import Farm
+from actors.server.ids import Ids
+from actors.server.pager import Pager
+from actors.server.policies import load_policy
+from actors.server.reaper import SWEEP_SECS, Reaper
+from actors.server.sessions import SessionTable
+from tests.sim.network import Network
+from tests.sim.watch import Watch
+from transport.interface import Incoming
+
+CRASH_POINTS = ("after commit", "before commit")
+
+
+class Crashed(Exception):
+    """The server process is gone."""
+
+
+class SimServer:
+    """One life of a server."""
+
+    def __init__(self, network: Network, random: Random, watch: Watch, ledger_file: Path,
+                 config: ServerConfig, life: int) -> None:  # fmt: skip
+        self.network, self.random, self.watch = network, random, watch
+        self.clock, self.faults = network.clock, network.faults
+        self.config = config
+        self.is_up = True
+        self.is_stopping = False
+        self.crash_next = False
+        self.ids = Ids(f"{life:04d}")
+        self.name = f"server-{life}"
+        self.ledger = SqliteLedger.open(ledger_file, self.name, wall=lambda: self.clock.now)
+        # A fsync of a file in memory proves nothing; what is durable is watched by number.
+        self.ledger.sync = lambda: None  # type: ignore[method-assign]
+        self.ledger.recover([f"server-{n}" for n in range(life)])
+        self.sessions = SessionTable()
+        self.deferred: list[Batch] = []
+        self.is_broken = False
+        self.committed = 0
+        self.synced = 0
+        self.is_syncing = False
+        self.batches = 0
+        self.inbox: list[Any] = []
+        self.pager: Pager | None = None
+        self.reaper = Reaper(config.heartbeat_timeout, self.clock.now)
+        self.outboxes: dict[bytes, list[list[bytes]]] = {}
+        self.start_dispatch()
+        self.clock.after(SWEEP_SECS, self._sweep)
+        self._schedule()
+
+    def start_dispatch(self) -> None:
+        """Builds the cores anew from the ledger and the session table."""
+        while self.deferred:
+            self._commit_deferred()
+        self.is_broken = False
+        self.inbox = [e for e in self.inbox if not isinstance(e, Committed | CommitFailed)]
+        self.watch.dispatch_started(self.sessions)
+        self.farm = Farm(
+            self.config, self.name, self.ids, load_policy("simple"), self.sessions, None,
+            self.ledger.load(0.0), self.clock.now, first_batch=self.batches + 1,
+        )  # fmt: skip
+        self.turn(lambda: None)
+
+    def restart_pager(self) -> None:
+        self.turn(lambda: self.farm.take(PagerStarted(), self.clock.now))
+
+    def stop(self) -> None:
+        self.is_stopping = True
+        self.turn(lambda: self.farm.take(StopRequested(), self.clock.now))
+
+    def crash(self) -> None:
+        self.is_up = False
+        self.network.server = None
+        self.network.cut_all("server crashed")
+        self.ledger.close()
+
+    # -- what reaches it ---------------------------------------------------------------------
+
+    def receive(self, peer: bytes, frames: list[bytes]) -> None:
+        if self.is_up:
+            self.turn(lambda: self.farm.receive(Incoming(peer, frames, None), self.clock.now))
+
+    def post(self, event: Any) -> None:
+        self.inbox.append(event)
+        self.clock.after(0.0, self._read_inbox)
+
+    def _read_inbox(self) -> None:
+        if not self.is_up or not self.inbox:
+            return
+        events, self.inbox = self.inbox, []
+
+        def take() -> None:
+            for event in events:
+                if isinstance(event, PeerGone):
+                    self.outboxes.pop(event.peer, None)
+                elif isinstance(event, CommitFailed):
+                    self.is_broken = False
+                self.farm.take(event, self.clock.now)
+
+        self.turn(take)
+
+    def _sweep(self) -> None:
+        if not self.is_up:
+            return
+        for accusation in self.reaper.sweep(self.sessions, [], self.clock.now):
+            self.post(accusation)
+        self.clock.after(SWEEP_SECS, self._sweep)
+
+    def _schedule(self) -> None:
+        deadline = self.farm.deadline
+
+        def wake() -> None:
+            if self.is_up and self.farm.deadline <= self.clock.now:
+                self.turn(lambda: None)
+            if self.is_up:
+                self._schedule()
+
+        self.clock.at(max(deadline, self.clock.now + 0.001), wake)
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def turn(self, work: Any) -> None:
+        """Takes something in, commits, sends: what dispatch's shell does."""
+        farm, now = self.farm, self.clock.now
+        try:
+            work()
+            if farm.deadline <= now:
+                farm.expire(now)
+            while True:
+                self._commit()
+                if not self._send():
+                    break
+        except Crashed:
+            self.crash()
+            return
+        self._hand_out()
+        farm.check()
+        self.watch.settled(self)
+
+    def _commit(self) -> None:
+        farm, now = self.farm, self.clock.now
+        while (batch := farm.next_batch(now)) is not None:
+            self.batches = batch.number
+            if self.crash_next and self.random.random() < 0.3:
+                raise Crashed
+            if self.is_broken:
+                farm.commit_failed(batch.number, now)
+                continue
+            if not self.deferred and self.random.random() < self.faults.failing_commits:
+                farm.commit_failed(batch.number, now)
+                continue
+            if self.deferred or self.random.random() < self.faults.deferred_commits:
+                self.deferred.append(batch)
+                self.clock.after(self.random.uniform(0.001, 1.0), self._commit_deferred)
+                continue
+            results = self._apply(batch)
+            if self.crash_next:
+                raise Crashed
+            farm.committed(batch.number, results, now)
+        if farm.wants_sync and not self.is_syncing:
+            self.is_syncing = True
+            self.clock.after(self.random.uniform(0.0001, 0.02), self._sync)
+
+    def _apply(self, batch: Batch) -> list[bool]:
+        results = self.ledger.apply(batch.writes, 0.0, 1.0)
+        self.committed = batch.number
+        self.watch.wrote(batch, results)
+        return results
+
+    def _commit_deferred(self) -> None:
+        if not self.is_up or not self.deferred:
+            return
+        batch = self.deferred.pop(0)
+        if self.random.random() < self.faults.failing_commits:
+            self.deferred.clear()
+            self.is_broken = True
+            self.post(CommitFailed(batch.number, "simulated"))
+        else:
+            self.post(Committed(batch.number, self._apply(batch)))
+
+    def _sync(self) -> None:
+        if self.is_up:
+            self.is_syncing = False
+            self.synced = self.committed
+            self.watch.synced(self.synced)
+            self.post(Synced(self.synced))
+
+    def _send(self) -> bool:
+        farm, now = self.farm, self.clock.now
+        if not farm.out:
+            return False
+        by_peer: dict[bytes, list[Any]] = {}
+        for peer, frame, claim in farm.out:
+            by_peer.setdefault(peer, []).append((frame, claim))
+        farm.out = []
+        for peer, items in by_peer.items():
+            if not self._put(peer, [frame for frame, _ in items]):
+                for _, claim in items:
+                    if claim is not None:
+                        farm.undeliverable(claim, now)
+                farm.peer_gone(peer, now)
+        return True
+
+    def _put(self, peer: bytes, frames: list[bytes]) -> bool:
+        """Hands a message to the network; False when the peer is gone."""
+        connection = self.network.connections.get(peer)
+        if connection is None:
+            return False
+        if peer not in self.outboxes and self.random.random() < self.faults.full_peers:
+            self.outboxes[peer] = []
+            self.clock.after(self.random.uniform(0.01, 3.0), lambda: self._flush(peer))
+        self.watch.sends(self, peer, frames)
+        if peer in self.outboxes:
+            self.outboxes[peer].append(frames)
+        else:
+            connection.to_client(frames)
+        return True
+
+    def _flush(self, peer: bytes) -> None:
+        connection = self.network.connections.get(peer)
+        for frames in self.outboxes.pop(peer, []):
+            if self.is_up and connection is not None:
+                connection.to_client(frames)
+
+    def _hand_out(self) -> None:
+        farm = self.farm
+        events, farm.pager = farm.pager, []
+        for event in events:
+            self._tell_pager(event)
+        for request in farm.admissions_out:
+            delay = self.random.uniform(0.0005, 0.1)
+            self.clock.after(delay, lambda request=request: self._admit(request))
+        farm.admissions_out = []
+        for query in farm.queries:
+            result = getattr(self.ledger, query.method)(*query.arguments)
+            self.post(Answer(query.token, result))
+        farm.queries, farm.logs, farm.status_requests = [], [], []
+        self._page()
+
+    def _admit(self, request: AdmissionRequest) -> None:
+        if not self.is_up:
+            return
+        try:
+            admission = request.draft()
+            admitted = self.ledger.admit(admission, 0.0)
+        except Refused as error:
+            refused = AdmissionRefused(
+                request.token, request.requester, request.sender, str(error), True
+            )
+            self.post(refused)
+            return
+        self.watch.admitted(admission, admitted)
+        self.post(AdmissionTaken(request.token, request.sender, admission, admitted))
+
+    # -- the pager -------------------------------------------------------------------------------
+
+    def _tell_pager(self, event: Any) -> None:
+        pager = self.pager
+        match event:
+            case Reset():
+                self.pager = pager = Pager(self.config.page_size)
+                self.watch.pager_started()
+                for entry in event.entries:
+                    pager.enter(entry)
+                for present in event.sessions:
+                    listed = present.session in event.listed
+                    pager.session_opened(present.session, present.view, listed=listed)
+                self.present = {p.session for p in event.sessions}
+            case Enter():
+                self.watch.entered(event.entry.job_id)
+                pager.enter(event.entry)
+            case Leave():
+                pager.leave(event.job_id)
+            case Present() if event.session in self.present:
+                pager.session_changed(event.session, event.view)
+            case Present():
+                self.present.add(event.session)
+                pager.session_opened(event.session, event.view)
+            case Gone():
+                self.present.discard(event.session)
+                pager.session_closed(event.session)
+            case ListRequested():
+                self.watch.list_requested(event.session)
+                pager.request_list(event.session)
+
+    def _page(self) -> None:
+        pager = self.pager
+        while pager.sendable():
+            for name in list(pager.sendable()):
+                page = pager.next_page(name)
+                session = self.sessions.by_id.get(name)
+                if page is None:
+                    continue
+                if session is None or not self._put(session.peer, [page.frame]):
+                    pager.session_closed(name)
+                    if session is not None:
+                        self.post(PeerGone(session.peer))
+                else:
+                    self.watch.offered(name, page)
+        pager.check()

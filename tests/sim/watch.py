@@ -1,0 +1,199 @@
+"""The invariants I1-I6, I8 and the order of promises, checked after every step.
+
+Watches from outside: what is written, what is sent, what is offered. It believes no core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from typing import Any
+
+from actors.ledger.port import Batch
+from actors.ledger.records import (
+    TERMINAL,
+    Admission,
+    Admitted,
+    CloseClaim,
+    ClaimRecord,
+    OpenClaim,
+    SetJob,
+)
+from transport import messages as m
+from transport.codec import Decoder
+
+STORY = 40
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the text has the stories of the jobs involved."""
+
+
+class Watch:
+    """One farm's truth, across all lives of its server."""
+
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
+        self.stories: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=STORY))
+        self.trace: list[str] = []
+        self.open: dict[str, ClaimRecord] = {}
+        self.status: dict[str, str] = {}
+        self.closed_in: dict[str, int] = {}
+        self.durable = 0
+        self.kinds: dict[str, str] = {}
+        self.requirements: dict[str, m.SubmittedJob] = {}
+        self.entries: Counter[str] = Counter()
+        self.offers: set[tuple[str, str, int, int, int]] = set()
+        self.lists: Counter[str] = Counter()
+        self.pagers = 0
+        self.completions: Counter[str] = Counter()
+        self._decoder = Decoder(m.SERVER_MESSAGES)
+
+    def tell(self, job_id: str, text: str) -> None:
+        line = f"{self.clock.now:.4f} {job_id} {text}"
+        self.stories[job_id].append(line)
+        self.trace.append(line)
+
+    def demand(self, holds: bool, what: str, *jobs: str) -> None:
+        if not holds:
+            stories = "\n".join(line for job in jobs for line in self.stories[job])
+            raise Violation(f"{what}\n{stories}")
+
+    # -- the ledger ------------------------------------------------------------------------------
+
+    def admitted(self, admission: Admission, admitted: Admitted) -> None:
+        for job in admission.jobs:
+            known = admitted.known.get(job.drv_path or "")
+            if known is None:
+                self.status[job.job_id] = job.status
+                self.kinds[job.job_id] = job.kind
+                self.tell(job.job_id, f"admitted {job.name}")
+        for job in admitted.requeued:
+            self.status[job.job_id] = "Created"
+            self.completions[job.job_id] = 0
+            self.tell(job.job_id, "queued again")
+
+    def wrote(self, batch: Batch, results: list[bool]) -> None:
+        for write, result in zip(batch.writes, results, strict=True):
+            match write:
+                case OpenClaim() if result:
+                    claim = write.claim
+                    self.demand(claim.job_id not in self.open, "I1: two open claims", claim.job_id)
+                    self.open[claim.job_id] = claim
+                    self.status[claim.job_id] = "Claimed"
+                    self.tell(claim.job_id, f"claimed {claim.assignment_id} by {claim.worker}")
+                case CloseClaim() if result:
+                    job = self._job_of(write.assignment_id)
+                    del self.open[job]
+                    self.closed_in[write.assignment_id] = batch.number
+                    self.tell(job, f"closed {write.assignment_id} {write.outcome}")
+                    if write.outcome == "Completed":
+                        self.completions[job] += 1
+                        self.demand(self.completions[job] == 1, "I4: completed twice", job)
+                case SetJob():
+                    before = self.status.get(write.job_id)
+                    self.demand(
+                        before not in TERMINAL, f"I4: {before} became {write.status}", write.job_id
+                    )
+                    if write.status in TERMINAL:
+                        self.demand(
+                            write.job_id not in self.open, "ended with an open claim", write.job_id
+                        )
+                    self.status[write.job_id] = write.status
+                    self.tell(write.job_id, f"is {write.status}")
+
+    def _job_of(self, assignment_id: str) -> str:
+        return next(j for j, c in self.open.items() if c.assignment_id == assignment_id)
+
+    def synced(self, number: int) -> None:
+        self.durable = number
+
+    # -- the wire ----------------------------------------------------------------------------------
+
+    def sends(self, server: Any, peer: bytes, frames: list[bytes]) -> None:
+        for frame in frames:
+            message = self._decoder.decode(frame)
+            if isinstance(message, m.AssignJob):
+                self._assigns(server, peer, message)
+            elif isinstance(message, m.Recorded):
+                number = self.closed_in.get(message.assignment_id)
+                is_durable = number is not None and number <= server.synced
+                self.demand(is_durable, "Recorded before it is durable", message.job_id)
+
+    def _assigns(self, server: Any, peer: bytes, message: m.AssignJob) -> None:
+        job = message.job_id
+        self.tell(job, f"AssignJob {message.assignment_id}")
+        claim = self.open.get(job)
+        is_committed = claim is not None and claim.assignment_id == message.assignment_id
+        self.demand(is_committed, "I3: AssignJob without its row", job)
+        session = server.sessions.by_peer.get(peer)
+        self.demand(
+            session is not None and session.worker == claim.worker, "assigned to a stranger", job
+        )
+        told = session.announced
+        if isinstance(message.job, m.EvalJob):
+            self.demand(session.capabilities.eval, "I5: evaluation without `eval`", job)
+            return
+        need = message.job.requirement
+        fits = need.system in (*told.architectures, "builtin") and set(
+            need.required_features
+        ) <= set(told.system_features)
+        self.demand(fits and not session.draining, "I5: must not run there", job)
+        mine = [c for c in self.open.values()
+                if c.worker == session.worker and self.kinds.get(c.job_id) == "build"]  # fmt: skip
+        self.demand(len(mine) <= told.max_concurrent_builds, "I6: more builds than slots", job)
+
+    # -- offers --------------------------------------------------------------------------------------
+
+    def entered(self, job_id: str) -> None:
+        self.entries[job_id] += 1
+
+    def pager_started(self) -> None:
+        self.pagers += 1
+
+    def dispatch_started(self, _: Any) -> None:
+        self.pagers += 1
+
+    def list_requested(self, session: str) -> None:
+        self.lists[session] += 1
+
+    def offered(self, session: str, page: Any) -> None:
+        for job_id in page.job_ids:
+            key = (session, job_id, self.entries[job_id], self.pagers,
+                   self.lists[session])  # fmt: skip
+            self.demand(key not in self.offers, f"I8: offered twice to {session}", job_id)
+            self.offers.add(key)
+
+    # -- after every step ----------------------------------------------------------------------------
+
+    def settled(self, server: Any) -> None:
+        settlement = server.farm._settlement
+        if settlement._writes or settlement._batches:
+            return  # what closes a claim may be on its way
+        for job_id, claim in self.open.items():
+            held = server.farm.assigner.claims.get(job_id)
+            known = held is not None and held.assignment_id == claim.assignment_id
+            self.demand(known or bool(server.deferred or server.inbox), "a leaked claim", job_id)
+
+    def missing_offers(self, server: Any) -> list[tuple[str, str]]:
+        """(session, job) that are owed an offer; for the end, when nothing is under way."""
+        owed = []
+        for session in server.sessions:
+            view = session.view()
+            if not session.listed or view.draining:
+                continue
+            for entry in server.farm.assigner.pool:
+                key = (session.id, entry.job_id, self.entries[entry.job_id], self.pagers,
+                       self.lists[session.id])  # fmt: skip
+                if self._fits(entry, view) and key not in self.offers:
+                    owed.append((session.id, entry.job_id))
+        return owed
+
+    @staticmethod
+    def _fits(entry: Any, view: Any) -> bool:
+        if entry.cls.kind == "eval":
+            return view.can_eval
+        return (
+            view.has_capabilities
+            and entry.cls.system in (*view.architectures, "builtin")
+            and entry.cls.features <= view.features
+        )
