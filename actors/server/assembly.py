@@ -77,12 +77,13 @@ class Server:
             server_status=self._status,
         )
         self.dispatch = Dispatch(self.world)
+        self.pager_shell = PagerShell(self.world)
         self.supervisor = Supervisor(
             [
                 Child("ledger", functools.partial(run_ledger, self.world.port, offload)),
                 Child("logbook", functools.partial(self.world.logbook.run, offload)),
                 Child("dispatch", self.dispatch.run, blame),
-                Child("pager", PagerShell(self.world).run),
+                Child("pager", self.pager_shell.run),
                 Child("reaper", functools.partial(run_reaper, self.world)),
             ]
         )

@@ -463,7 +463,7 @@ class Feeder:
                     evaluation.failed_children += status != "Completed"
                     evaluations.append(evaluation)
             for dependent in node.dependents:
-                if dependent.job_id not in self.nodes:
+                if not self._is_here(dependent):
                     continue
                 if status == "Completed":
                     dependent.built += node.outputs
@@ -482,9 +482,9 @@ class Feeder:
             return
         for path, waiters in list(self._awaited.items()):
             for waiter in waiters:
-                if node.job_id in waiter.requesters and waiter.job_id in self.nodes:
+                if node.job_id in waiter.requesters and self._is_here(waiter):
                     self._end(waiter, "DependencyFailed", f"input {path} was never reported", now)
-            if all(w.job_id not in self.nodes for w in waiters):
+            if not any(map(self._is_here, waiters)):
                 self._awaited.pop(path, None)
         if node.children:
             self._break_cycles(node, now)
@@ -506,7 +506,7 @@ class Feeder:
             node = ready.pop()
             del waits[node.job_id]
             for dependent in node.dependents:
-                if dependent.job_id in waits:
+                if dependent.job_id in waits and self._is_here(dependent):
                     waits[dependent.job_id] -= 1
                     if not waits[dependent.job_id]:
                         ready.append(dependent)
@@ -517,6 +517,11 @@ class Feeder:
             if job_id in self.nodes and evaluation.job_id in self.nodes[job_id].requesters:
                 why = "its inputs need each other in a cycle"
                 self._end(self.nodes[job_id], "DependencyFailed", why, now)
+
+    def _is_here(self, node: Node) -> bool:
+        """Whether it has not ended. By identity: a job that is queued again is a new node,
+        while inputs of the old one that are still open go on naming it."""
+        return self.nodes.get(node.job_id) is node
 
     # -- bookkeeping ---------------------------------------------------------------------------
 
@@ -552,8 +557,9 @@ class Feeder:
             assert node.drv_path is None or self.by_drv[node.drv_path] is node
             assert node.waits_for >= 0
             assert (node.status == "Created") == (node.waits_for > 0), node
-        waiting = Counter(d.job_id for n in self.nodes.values() for d in n.dependents)
-        waiting.update(w.job_id for waiters in self._awaited.values() for w in waiters)
+        here = self._is_here
+        waiting = Counter(d.job_id for n in self.nodes.values() for d in n.dependents if here(d))
+        waiting.update(w.job_id for waiters in self._awaited.values() for w in waiters if here(w))
         for node in self.nodes.values():
             assert node.waits_for == waiting[node.job_id], node
 

@@ -7,10 +7,10 @@ Scoring runs in a thread of its own, builds are processes, so neither delays the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import trio
 
@@ -50,13 +50,16 @@ class WorkerShell:
         endpoint: str,
         read_metrics: MetricsSource,
         peers_file: Path | None = None,
+        in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
     ) -> None:
+        """`in_thread` runs the scoring; a simulation, which has no threads, gives its own."""
         self._core = core
         self._executor = executor
         self._connector = connector
         self._endpoint = endpoint
         self._read_metrics = read_metrics
         self._peers_file = peers_file
+        self._in_thread = in_thread
         self._decoder = Decoder(m.SERVER_MESSAGES)
         self._inbox_in, self._inbox = trio.open_memory_channel[e.Event](_INBOX_EVENTS)
         # The core bounds it: MAX_UNSCORED_PAGES.
@@ -223,7 +226,7 @@ class WorkerShell:
             if self._link is None or self._link.number != page.connection:
                 continue
             try:
-                scores = await trio.to_thread.run_sync(
+                scores = await self._in_thread(
                     self._executor.score,
                     page.candidates,
                     limiter=self._scoring,

@@ -1,4 +1,4 @@
-"""python -m tests.sim [--preset P] [--seed N | --seeds N] [--minutes M] [--trace]"""
+"""python -m tests.sim [--preset P | --shells] [--seed N | --seeds N] [--minutes M] [--trace]"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 
 from tests.sim.faults import PRESETS
+from tests.sim.shells import simulate_shells
 from tests.sim.watch import Violation
 from tests.sim.world import simulate
 
@@ -14,6 +15,7 @@ from tests.sim.world import simulate
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--preset", choices=PRESETS, help="one preset instead of all in turn")
+    parser.add_argument("--shells", action="store_true", help="real shells on a virtual clock")
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--seeds", type=int, default=100, help="how many, from 0 on")
     parser.add_argument("--minutes", type=float, default=20, help="stop after so long")
@@ -21,13 +23,15 @@ def main() -> int:
     args = parser.parse_args()
     seeds = [args.seed] if args.seed is not None else range(args.seeds)
     presets = [args.preset] if args.preset else list(PRESETS)
+    if args.shells:
+        presets = ["shells"]
     start, done, failed = time.monotonic(), 0, 0
     for seed in seeds:
         for preset in presets:
             if time.monotonic() - start > 60 * args.minutes:
                 break
             try:
-                trace = simulate(preset, seed)
+                trace = simulate_shells(seed) if args.shells else simulate(preset, seed)
             except Violation as violation:
                 failed += 1
                 print(f"{preset}/{seed}: {violation}\n", flush=True)
