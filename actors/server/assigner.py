@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from actors.ledger.records import ClaimRecord
 from actors.server.averages import Instance
@@ -85,11 +85,31 @@ class Assigner:
             self._add(claim)
             self._orphans[row.worker] = orphans_until
 
+    def reattach(self, session: Session, assignments: Collection[str], now: float) -> list[Claim]:
+        """A session goes on under a restarted dispatch and holds what it held. Whether an
+        `AssignJob` that it did not accept yet was ever sent is not known: it has the usual
+        time to be answered. Returns what of the worker's claims is not among them, released."""
+        accepted = [
+            m.ClaimRef(job_id=c.job_id, assignment_id=c.assignment_id)
+            for c in self.held_by(session.worker)
+            if c.assignment_id in assignments and c.assignment_id in session.accepted
+        ]
+        unsure = [
+            c
+            for c in self.held_by(session.worker)
+            if c.assignment_id in assignments and c.assignment_id not in session.accepted
+        ]
+        for claim in unsure:
+            claim.session, claim.state = session.id, "unanswered"
+            claim.answer_by = self._remind(claim, now + self._answer_timeout)
+        _, released = self.attach(session, accepted, spare=unsure)
+        return released
+
     def attach(
-        self, session: Session, running: Sequence[m.ClaimRef]
+        self, session: Session, running: Sequence[m.ClaimRef], spare: Sequence[Claim] = ()
     ) -> tuple[list[Claim], list[Claim]]:
         """A session begins. Of the worker's claims those that it names as running are resumed,
-        the others are released; returns (resumed, released)."""
+        the others, less those in `spare`, are released; returns (resumed, released)."""
         view = session.view()
         self._views[session.id] = view
         self._slots[session.id] = self.pool.add_worker(view)
@@ -97,11 +117,12 @@ class Assigner:
         named = {(ref.job_id, ref.assignment_id) for ref in running}
         resumed, released = [], []
         for claim in list(self._held.get(session.worker, {}).values()):
-            if claim.state == "claiming":
+            if claim.state == "claiming" or claim in spare:
                 continue  # it was picked for an earlier session; its commit finds that out
             if (claim.job_id, claim.assignment_id) in named:
                 claim.session, claim.state, claim.answer_by = session.id, "accepted", math.inf
                 claim.blames_job = True
+                session.accepted.add(claim.assignment_id)
                 resumed.append(claim)
             else:
                 self.release(claim)
@@ -217,8 +238,9 @@ class Assigner:
             return None
         return claim if claim.session == session.id and claim.state != "claiming" else None
 
-    def accepted(self, claim: Claim) -> None:
+    def accepted(self, session: Session, claim: Claim) -> None:
         """The worker took the job; its earlier decliners are forgotten."""
+        session.accepted.add(claim.assignment_id)
         claim.state, claim.answer_by = "accepted", math.inf
         self._declines.pop(claim.job_id, None)
 

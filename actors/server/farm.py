@@ -160,16 +160,16 @@ class Farm:
         self._route(effects, now)
         for session in self.sessions:
             # The sessions of a dispatch that was restarted hold what they held.
-            own = [
-                m.ClaimRef(job_id=c.job_id, assignment_id=c.assignment_id)
+            own = {
+                c.assignment_id
                 for c in claims
-                if c.session == session.id
-            ]
-            _, released = self.assigner.attach(session, own)
+                if c.session == session.id or c.assignment_id in session.accepted
+            }
+            released = self.assigner.reattach(session, own, now)
             for claim in released:
                 effects = self.reports.lost(claim, now, why="dispatch restarted", blame=False)
                 self._route(effects, now)
-            session.holds_claims = bool(own)
+            self._mark_claims(session.worker)
         self.pager = [self.reset()]
 
     def reset(self) -> Reset:
@@ -416,7 +416,9 @@ class Farm:
     def _mark_claims(self, worker: str) -> None:
         session = self.sessions.by_worker.get(worker)
         if session is not None:
-            session.holds_claims = bool(self.assigner.held_by(worker))
+            held = self.assigner.held_by(worker)
+            session.holds_claims = bool(held)
+            session.accepted &= {claim.assignment_id for claim in held}
 
     def _opened(self, opened: Opened, now: float) -> None:
         session = opened.session

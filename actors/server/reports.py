@@ -59,7 +59,7 @@ class Reports:
             return []
         match report:
             case m.AssignJobResponse():
-                return self._answered(claim, report, now)
+                return self._answered(session, claim, report, now)
             case m.JobUpdate():
                 return self._updated(session, claim, report.update, now)
             case m.JobCompleted():
@@ -115,10 +115,12 @@ class Reports:
 
     # -- one kind of report each -------------------------------------------------------------
 
-    def _answered(self, claim: Claim, answer: m.AssignJobResponse, now: float) -> list[Effect]:
+    def _answered(
+        self, session: Session, claim: Claim, answer: m.AssignJobResponse, now: float
+    ) -> list[Effect]:
         if answer.accepted:
             if claim.state == "unanswered":
-                self._assigner.accepted(claim)
+                self._assigner.accepted(session, claim)
             return []
         if claim.state != "unanswered":
             self.stale += 1
@@ -131,7 +133,7 @@ class Reports:
         self, session: Session, claim: Claim, update: m.AnyUpdate, now: float
     ) -> list[Effect]:
         if claim.state == "unanswered":
-            self._assigner.accepted(claim)
+            self._assigner.accepted(session, claim)
         match update:
             case m.EvalResult():
                 return self._evaluated(session, claim, update, now)

@@ -42,6 +42,8 @@ class Session:
     """Since when its queue on the socket takes nothing more."""
     pinged_at: float = 0.0
     holds_claims: bool = False
+    accepted: set[str] = field(default_factory=set)
+    """Open assignments that it accepted: what a restarted dispatch cannot know otherwise."""
     user_id: str | None = None
     """The CURVE public key of the connection."""
 

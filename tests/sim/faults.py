@@ -31,13 +31,19 @@ class Faults(Struct, frozen=True, kw_only=True):
     full_peers: float = 0.0
     """A message finds its peer's queue full for a while."""
     duplicate_reports: float = 0.0
+    stale_reports: float = 0.0
+    """A worker reports a job as completed under an assignment that it lost."""
+    deaths: float = 0.0
+    """A worker that crashed never comes back; the first two always do."""
 
 
 PRESETS: dict[str, Faults] = {
     "calm": Faults(),
     "slow": Faults(delay=(0.01, 2.0), full_peers=0.05),
-    "cuts": Faults(cuts=0.08, duplicate_reports=0.2),
-    "workers": Faults(worker_crashes=0.06, worker_drains=0.04, declines=0.2),
+    "cuts": Faults(cuts=0.08, duplicate_reports=0.2, stale_reports=0.3),
+    "workers": Faults(
+        worker_crashes=0.06, worker_drains=0.04, declines=0.2, deaths=0.4, stale_reports=0.1
+    ),
     "servers": Faults(server_crashes=0.05, server_stops=0.02),
     "actors": Faults(dispatch_restarts=0.08, pager_restarts=0.1, cuts=0.02),
     "ledger": Faults(failing_commits=0.05, deferred_commits=0.2),
@@ -46,6 +52,6 @@ PRESETS: dict[str, Faults] = {
         delay=(0.0005, 0.5), cuts=0.04, worker_crashes=0.02, worker_drains=0.02,
         server_crashes=0.02, server_stops=0.01, dispatch_restarts=0.03, pager_restarts=0.03,
         cancels=0.03, cordons=0.02, failing_commits=0.02, deferred_commits=0.1, declines=0.1,
-        full_peers=0.02, duplicate_reports=0.1, failures=0.1,
+        full_peers=0.02, duplicate_reports=0.1, stale_reports=0.05, deaths=0.2, failures=0.1,
     ),
 }  # fmt: skip

@@ -106,7 +106,7 @@ class SimServer:
         self.network.cut_all("server crashed")
         self.ledger.close()
 
-    # -- what reaches it ---------------------------------------------------------------------
+    # -- what reaches it ---------------------------------------------------------------------------
 
     def receive(self, peer: bytes, frames: list[bytes]) -> None:
         if self.is_up:
@@ -149,7 +149,7 @@ class SimServer:
 
         self.clock.at(max(deadline, self.clock.now + 0.001), wake)
 
-    # -- a turn --------------------------------------------------------------------------------
+    # -- a turn ------------------------------------------------------------------------------------
 
     def turn(self, work: Any) -> None:
         """Takes something in, commits, sends: what dispatch's shell does."""
@@ -284,7 +284,7 @@ class SimServer:
         self.watch.admitted(admission, admitted)
         self.post(AdmissionTaken(request.token, request.sender, admission, admitted))
 
-    # -- the pager -------------------------------------------------------------------------------
+    # -- the pager ---------------------------------------------------------------------------------
 
     def _tell_pager(self, event: Any) -> None:
         pager = self.pager

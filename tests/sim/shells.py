@@ -69,8 +69,8 @@ class Dice:
 
     def score(self, candidates):
         return [
-            m.Score(job_id=c.job_id, missing_count=0, missing_nar_size=self._random.randrange(10**8),
-                    outputs_present=False)
+            m.Score(job_id=c.job_id, missing_count=0, outputs_present=False,
+                    missing_nar_size=self._random.randrange(10**8))
             for c in candidates
         ]  # fmt: skip
 
@@ -95,6 +95,7 @@ class ShellWorld:
         self.accepted: dict[str, str] = {}
         self.server: Server | None = None
         self.answers = 0
+        self.worker_scopes: dict[str, trio.CancelScope] = {}
 
     async def run(self) -> list[str]:
         """Raises `Violation`."""
@@ -115,7 +116,7 @@ class ShellWorld:
                     nursery.cancel_scope.cancel()
         return self.watch.trace
 
-    # -- processes -----------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     async def _keep_server(self) -> None:
         life = 0
@@ -127,9 +128,7 @@ class ShellWorld:
 
     async def _live_server(self, life: int) -> None:
         name = f"server-{life}"
-        ledger = SqliteLedger.open(
-            self.folder / "ledger.sqlite3", name, wall=lambda: trio.current_time()
-        )
+        ledger = SqliteLedger.open(self.folder / "ledger.sqlite3", name, wall=trio.current_time)
         ledger.recover([f"server-{n}" for n in range(life)])
         router = self.network.router(ENDPOINT)
         try:
@@ -164,8 +163,6 @@ class ShellWorld:
                 self.worker_scopes[name] = scope
                 await shell.run()
             await trio.sleep(self.random.uniform(0.1, 20.0))
-
-    worker_scopes: dict[str, trio.CancelScope] = {}
 
     async def _at_once(self, function: Any, *arguments: Any, **_: Any) -> Any:
         await trio.sleep(self.random.uniform(0.0001, 0.01))
@@ -209,7 +206,7 @@ class ShellWorld:
             )  # fmt: skip
         return jobs
 
-    # -- trouble ---------------------------------------------------------------------------------------
+    # -- trouble -----------------------------------------------------------------------------------
 
     async def _weather(self) -> None:
         end = trio.current_time() + STORMY_SECS
@@ -245,12 +242,17 @@ class ShellWorld:
         farm = self.server.dispatch._farm if self.server is not None else None
         return farm is not None and self.answers == 2 and not farm.feeder.nodes
 
-    # -- listening in ------------------------------------------------------------------------------------
+    # -- listening in ------------------------------------------------------------------------------
 
     def _listen_in(self, server: Server, ledger: SqliteLedger, router: Any) -> None:
         """Lets the watch see what is written, synced, sent and offered."""
         watch = self.watch
-        apply, admit, send, settle = ledger.apply, ledger.admit, router.send, server.dispatch._settle
+        apply, admit, send, settle = (
+            ledger.apply,
+            ledger.admit,
+            router.send,
+            server.dispatch._settle,
+        )
         seen = _Seen(server)
 
         def watched_apply(writes: Any, *arguments: Any) -> list[bool]:

@@ -6,6 +6,7 @@ Watches from outside: what is written, what is sent, what is offered. It believe
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 from actors.ledger.port import Batch
@@ -13,8 +14,8 @@ from actors.ledger.records import (
     TERMINAL,
     Admission,
     Admitted,
-    CloseClaim,
     ClaimRecord,
+    CloseClaim,
     OpenClaim,
     SetJob,
 )
@@ -22,6 +23,8 @@ from transport import messages as m
 from transport.codec import Decoder
 
 STORY = 40
+OFFERS_EVERY = 5
+"""Turns between two looks at whether everybody was offered everything."""
 
 
 class Violation(AssertionError):
@@ -46,6 +49,9 @@ class Watch:
         self.lists: Counter[str] = Counter()
         self.pagers = 0
         self.completions: Counter[str] = Counter()
+        self.is_finished: Callable[[str], bool] = lambda _: True
+        """Whether the assignment's worker really finished it."""
+        self.turns = 0
         self._decoder = Decoder(m.SERVER_MESSAGES)
 
     def tell(self, job_id: str, text: str) -> None:
@@ -58,7 +64,7 @@ class Watch:
             stories = "\n".join(line for job in jobs for line in self.stories[job])
             raise Violation(f"{what}\n{stories}")
 
-    # -- the ledger ------------------------------------------------------------------------------
+    # -- the ledger --------------------------------------------------------------------------------
 
     def admitted(self, admission: Admission, admitted: Admitted) -> None:
         for job in admission.jobs:
@@ -87,6 +93,8 @@ class Watch:
                     self.closed_in[write.assignment_id] = batch.number
                     self.tell(job, f"closed {write.assignment_id} {write.outcome}")
                     if write.outcome == "Completed":
+                        is_true = self.is_finished(write.assignment_id)
+                        self.demand(is_true, "I4: completed by a stale report", job)
                         self.completions[job] += 1
                         self.demand(self.completions[job] == 1, "I4: completed twice", job)
                 case SetJob():
@@ -142,7 +150,7 @@ class Watch:
                 if c.worker == session.worker and self.kinds.get(c.job_id) == "build"]  # fmt: skip
         self.demand(len(mine) <= told.max_concurrent_builds, "I6: more builds than slots", job)
 
-    # -- offers --------------------------------------------------------------------------------------
+    # -- offers ------------------------------------------------------------------------------------
 
     def entered(self, job_id: str) -> None:
         self.entries[job_id] += 1
@@ -163,9 +171,13 @@ class Watch:
             self.demand(key not in self.offers, f"I8: offered twice to {session}", job_id)
             self.offers.add(key)
 
-    # -- after every step ----------------------------------------------------------------------------
+    # -- after every step --------------------------------------------------------------------------
 
     def settled(self, server: Any) -> None:
+        self.turns += 1
+        if self.turns % OFFERS_EVERY == 0:
+            owed = self.missing_offers(server)
+            self.demand(not owed, f"I8: an offer is owed: {owed[:1]}", *(j for _, j in owed[:1]))
         settlement = server.farm._settlement
         if settlement._writes or settlement._batches:
             return  # what closes a claim may be on its way
@@ -175,11 +187,12 @@ class Watch:
             self.demand(known or bool(server.deferred or server.inbox), "a leaked claim", job_id)
 
     def missing_offers(self, server: Any) -> list[tuple[str, str]]:
-        """(session, job) that are owed an offer; for the end, when nothing is under way."""
+        """(session, job) that are owed an offer: pages go out within the turn here."""
         owed = []
         for session in server.sessions:
             view = session.view()
-            if not session.listed or view.draining:
+            is_there = session.peer in server.network.connections
+            if not (session.listed and is_there) or view.draining:
                 continue
             for entry in server.farm.assigner.pool:
                 key = (session.id, entry.job_id, self.entries[entry.job_id], self.pagers,

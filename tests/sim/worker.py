@@ -22,10 +22,15 @@ class SimWorker:
     """One worker id, through as many lives as it takes."""
 
     def __init__(self, name: str, network: Network, random: Random, *, slots: int,
-                 systems: list[str], features: list[str], graphs: dict[str, Any]) -> None:  # fmt: skip
+                 systems: list[str], features: list[str], graphs: dict[str, Any],
+                 may_die: bool) -> None:  # fmt: skip
         self.name, self.network, self.random, self.clock = name, network, random, network.clock
         self.slots, self.systems, self.features = slots, systems, features
         self.graphs = graphs
+        self.may_die = may_die
+        self.finished: set[str] = set()
+        """Assignments that really came to a good end here."""
+        self.assigned: list[m.ClaimRef] = []
         self.life = 0
         self.is_up = False
         self._decoder = Decoder(m.SERVER_MESSAGES)
@@ -56,6 +61,8 @@ class SimWorker:
         self.is_up = False
         if self.connection is not None:
             self.connection.cut("worker crashed")
+        if self.may_die and self.random.random() < self.network.faults.deaths:
+            return
         self.clock.after(self.random.uniform(0.1, 40.0), self.start)
 
     def drain(self) -> None:
@@ -83,6 +90,20 @@ class SimWorker:
         if self.is_up and self.life == life:
             self.step(e.MetricsReady(m.WorkerMetrics(cpu_usage_pct=10.0, ram_free_mb=1000)))
             self.clock.after(METRICS_SECS, lambda: self._beat(life))
+
+    def _report_stale(self) -> None:
+        """Tells, some time after it came back, that it completed what it had lost."""
+        for ref in self.assigned[-10:]:
+            if ref.assignment_id in self.running or ref.assignment_id in self.finished:
+                continue
+            if self.random.random() < self.network.faults.stale_reports:
+                message = m.JobCompleted(job_id=ref.job_id, assignment_id=ref.assignment_id)
+                late = self.random.uniform(0.1, 5.0)
+                self.clock.after(late, lambda message=message: self._send_stale(message))
+
+    def _send_stale(self, message: m.JobCompleted) -> None:
+        if self.is_up and self.connection and message.assignment_id not in self.running:
+            self.connection.to_server([encode(message)])
 
     def _flush(self, out: list[bytes]) -> None:
         if out and self.connection is not None:
@@ -139,7 +160,20 @@ class SimWorker:
 
     def _received(self, life: int, number: int, frames: list[bytes]) -> None:
         for frame in frames:
-            self._later(life, e.Received(number, self._decoder.decode(frame)))
+            message = self._decoder.decode(frame)
+            if isinstance(message, m.AssignJob):
+                self.assigned.append(
+                    m.ClaimRef(job_id=message.job_id, assignment_id=message.assignment_id)
+                )
+                if self.connection and self.random.random() < self.network.faults.declines:
+                    answer = m.AssignJobResponse(
+                        job_id=message.job_id, assignment_id=message.assignment_id, accepted=False
+                    )
+                    self.connection.to_server([encode(answer)])
+                    continue
+            elif isinstance(message, m.InitAck):
+                self._report_stale()
+            self._later(life, e.Received(number, message))
 
     def _later(self, life: int, event: e.Event) -> None:
         if self.is_up and self.life == life:
@@ -154,9 +188,7 @@ class SimWorker:
             at = 0.0
             for first in range(0, len(graph), 50):
                 at += self.random.uniform(0.01, 1.0)
-                batch = m.EvalResult(
-                    derivations=graph[first : first + 50], warnings=[], errors=[]
-                )
+                batch = m.EvalResult(derivations=graph[first : first + 50], warnings=[], errors=[])
                 event = e.JobUpdated(key, batch)
                 self.clock.after(at, lambda event=event: self._while_running(life, key, event))
             self.clock.after(at, lambda: self._finish(life, key, Evaluated()))
@@ -175,4 +207,6 @@ class SimWorker:
 
     def _finish(self, life: int, key: str, outcome: Any) -> None:
         if self.life == life and self.running.pop(key, None) is not None:
+            if not isinstance(outcome, Failed):
+                self.finished.add(key)
             self._later(life, e.JobFinished(key, outcome))

@@ -101,10 +101,11 @@ class World:
             SimWorker(
                 f"w{n}", self.network, self.random, slots=self.random.randint(1, 3),
                 systems=list(SYSTEMS if n < 2 else SYSTEMS[: self.random.randint(1, 2)]),
-                features=["kvm"] if n < 2 else [], graphs=graphs,
+                features=["kvm"] if n < 2 else [], graphs=graphs, may_die=n >= 2,
             )
             for n in range(self.random.randint(2, 5))
         ]  # fmt: skip
+        self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
         self.clients: list[Client] = []
         for number in range(self.random.randint(1, 4)):
             message = self._submission(number, graphs)
@@ -142,7 +143,7 @@ class World:
         self.is_starting = False
         self._start_server()
 
-    # -- what people submit --------------------------------------------------------------------------
+    # -- what people submit ------------------------------------------------------------------------
 
     def _submission(self, number: int, graphs: dict[str, Any]) -> m.CmdSubmit:
         random = self.random
@@ -177,7 +178,7 @@ class World:
             )  # fmt: skip
         return jobs
 
-    # -- faults ------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _weather(self) -> None:
         """Once a second, for as long as it is stormy."""
@@ -246,7 +247,7 @@ class World:
                 self._command(m.CmdUndrain(request=1, worker=worker))
         self.healed_at = self.clock.now
 
-    # -- the end -----------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _is_done(self) -> bool:
         server = self.network.server

@@ -1,0 +1,194 @@
+"""Seeds of the simulation, and proof that it would notice.
+
+More of them: `python -m tests.sim --seeds N --minutes M`, with `--shells` for the slower tier.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from actors.server import pager, pool, reports
+from actors.server.assigner import Assigner
+from actors.server.effects import Tell
+from actors.server.farm import Farm
+from actors.server.feeder import Feeder
+from actors.server.jobs import job_map
+from actors.server.pager import Pager
+from actors.server.settlement import Settlement
+from tests.sim.faults import PRESETS
+from tests.sim.shells import simulate_shells
+from tests.sim.watch import Violation
+from tests.sim.world import simulate
+from transport.codec import assign_job
+
+SEEDS, SHELL_SEEDS, MUTANT_SEEDS = 12, 60, 100
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_invariant_breaks_and_everything_ends(preset):
+    for seed in range(SEEDS):
+        simulate(preset, seed)
+
+
+def test_the_real_shells_keep_the_invariants_too():
+    for seed in range(SHELL_SEEDS):
+        simulate_shells(seed)
+
+
+def test_a_seed_gives_the_same_trace_twice():
+    assert simulate("storm", 7) == simulate("storm", 7)
+    assert simulate_shells(3) == simulate_shells(3)
+
+
+def test_seeds_differ():
+    assert simulate("storm", 1) != simulate("storm", 2)
+
+
+# -- deliberate faults, each switched on alone -----------------------------------------------------
+
+
+def _stale_ids_accepted(patch):
+    patch(Assigner, "find", lambda self, session, job_id, _: (
+        claim if (claim := self.claims.get(job_id)) and claim.state != "claiming" else None
+    ))  # fmt: skip
+
+
+def _offer_lost_on_return(patch):
+    enter, seen = Pager.enter, set()
+
+    def once(self, entry, fragment=None):
+        if entry.job_id not in seen:
+            seen.add(entry.job_id)
+            enter(self, entry, fragment)
+
+    patch(Pager, "enter", once)
+
+
+def _offered_twice(patch):
+    session_changed = Pager.session_changed
+
+    def again(self, name, view):
+        session_changed(self, name, view)
+        self.session_closed(name)
+        self.session_opened(name, view, listed=True)
+
+    patch(Pager, "session_changed", again)
+
+
+def _assigned_before_the_row(patch):
+    claim_it = Farm._claim
+
+    def too_early(self, claim):
+        session = self.sessions.by_id[claim.session]
+        job = job_map(self.feeder.nodes[claim.job_id], claim.entry)
+        frame = assign_job(claim.job_id, claim.assignment_id, job)
+        self.out.append((session.peer, frame, claim))
+        claim_it(self, claim)
+
+    patch(Farm, "_claim", too_early)
+    patch(Farm, "next_batch", _once_in_a_while(Farm.next_batch))
+
+
+def _once_in_a_while(next_batch):
+    def held_back(self, now):
+        return None if self.out else next_batch(self, now)
+
+    return held_back
+
+
+def _recorded_before_it_is_durable(patch):
+    recorded = reports._recorded
+
+    def at_once(session, claim):
+        promise = recorded(session, claim)
+        return Tell(promise.peer, promise.message)
+
+    patch(reports, "_recorded", at_once)
+
+
+def _slots_not_counted(patch):
+    patch(Assigner, "_is_full", lambda *_: False)
+
+
+def _declined_job_lost(patch):
+    returned = Feeder.returned
+
+    def forget(self, job_id, now, *, lost, why):
+        return [] if why == "declined" else returned(self, job_id, now, lost=lost, why=why)
+
+    patch(Feeder, "returned", forget)
+
+
+def _retry_never_released(patch):
+    patch(Feeder, "due", lambda *_: [])
+
+
+def _features_not_checked(patch):
+    right = pool.eligible
+
+    def any_features(cls, worker):
+        return right(cls._replace(features=frozenset()), worker)
+
+    patch(pool, "eligible", any_features)
+    patch(pager, "eligible", any_features)
+
+
+def _orphans_never_released(patch):
+    overdue = Assigner.overdue
+    patch(Assigner, "overdue", lambda self, now: (*overdue(self, now)[:2], []))
+
+
+def _claim_of_a_failed_commit_lost(patch):
+    patch(Farm, "_give_back", lambda self, claim, _: self.assigner.release(claim))
+
+
+def _batches_out_of_order(patch):
+    def only_this_one(self, number, now):
+        writes, claiming = self._batches.pop(number)
+        for later in [n for n in self._batches if n > number]:
+            self._batches.pop(later)
+        positions = {position for position, _ in claiming}
+        self._writes += [w for i, w in enumerate(writes) if i not in positions]
+        return [claim for _, claim in claiming]
+
+    patch(Settlement, "failed", only_this_one)
+
+
+def _completed_inputs_not_waited_for(patch):
+    link = Feeder._link
+
+    def impatient(self, node, known, now):
+        link(self, node, known, now)
+        node.waits_for = max(0, node.waits_for - 1)
+
+    patch(Feeder, "_link", impatient)
+
+
+MUTANTS = [
+    _stale_ids_accepted, _offer_lost_on_return, _offered_twice, _assigned_before_the_row,
+    _recorded_before_it_is_durable, _slots_not_counted, _declined_job_lost,
+    _retry_never_released, _features_not_checked, _orphans_never_released,
+    _claim_of_a_failed_commit_lost, _batches_out_of_order, _completed_inputs_not_waited_for,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def test_a_deliberate_fault_is_noticed(mutant, monkeypatch):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(Violation):
+        _simulate_all(MUTANT_SEEDS // len(PRESETS))
+
+
+def _simulate_all(seeds):
+    for seed in range(seeds):
+        for preset in PRESETS:
+            simulate(preset, seed)
