@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import trio
 import zmq
 import zmq.auth.base
 from zmq.utils import z85

@@ -79,8 +79,9 @@ class Dealer(Protocol):
     async def receive(self) -> list[list[bytes]]:
         """Waits for a message, then takes all that wait: a non-empty list of frame lists.
 
-        Raises `ConnectionLost` when the connection is over (or was never made), after
-        everything that arrived before was returned. Otherwise as `Router.receive`.
+        Raises `ConnectionLost` when the connection is over (or was never made). What arrives in
+        the same instant as the end may be lost with it: ZeroMQ drops what was not read by
+        then. Otherwise as `Router.receive`.
         """
         ...
 

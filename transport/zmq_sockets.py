@@ -312,7 +312,7 @@ class ZmqDealer:
                 return batch
             self._read_monitor()
             if self._fate.lost is not None:
-                # What came in before the end is there by now.
+                # What came in before the end may be there still.
                 if batch := self._take():
                     return batch
                 raise ConnectionLost(self._fate.lost)

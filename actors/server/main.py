@@ -36,6 +36,7 @@ log = logging.getLogger("headrace.server")
 
 STOP_SECS = 20.0
 SETTLE_POLL_SECS = 0.02
+FAREWELL_SECS = 0.1
 REGISTRY_POLL_SECS = 1.0
 
 
@@ -164,6 +165,8 @@ async def _serve(
                     break
                 nursery.start_soon(_force_on_second_signal, signals)
                 await _settle(whole)
+                # What is sent in the instant of a close may be lost with the connection.
+                await trio.sleep(FAREWELL_SECS)
                 nursery.cancel_scope.cancel()
     except* GaveUp as group:
         log.critical("%s", _first(group))

@@ -75,7 +75,8 @@ def test_a_cancelled_build_is_stopped_and_its_slot_is_free(farm):
 
 def test_an_evaluation_reads_a_graph_file_and_follows_its_builds(farm, tmp_path):
     names = [f"e{n}" for n in range(120)]
-    graph = {"jobs": [build(n, "echo > $out", *names[max(0, i - 1) : i]) for i, n in enumerate(names)]}
+    chain = [build(n, "echo > $out", *names[max(0, i - 1) : i]) for i, n in enumerate(names)]
+    graph = {"jobs": chain}
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(graph))
     bad.write_text(json.dumps({"jobs": [build("broken", "exit 1"), build("fine")]}))

@@ -43,7 +43,9 @@ def test_the_ends_keep_the_interface() -> None:
     assert isinstance(dealer, LoopbackDealer)
 
 
-async def test_a_message_takes_the_time_of_its_link(network: Network) -> None:
+async def test_a_message_takes_the_time_of_its_link(
+    network: Network, autojump_clock: MockClock
+) -> None:
     router = network.router(SERVER)
     dealer = network.connector("key").connect(SERVER)
     start = trio.current_time()
@@ -75,7 +77,9 @@ async def test_links_keep_their_order_and_a_batch_takes_what_waits(
     assert [at for at, _ in seen] == pytest.approx([3, 5, 9])
 
 
-async def test_a_reader_that_sleeps_wakes_for_an_earlier_message(network: Network) -> None:
+async def test_a_reader_that_sleeps_wakes_for_an_earlier_message(
+    network: Network, autojump_clock: MockClock
+) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     peer = await meet(router, dealer)
@@ -91,7 +95,9 @@ async def test_a_reader_that_sleeps_wakes_for_an_earlier_message(network: Networ
         assert trio.current_time() - start == pytest.approx(12)
 
 
-async def test_a_cancelled_receive_loses_nothing(network: Network) -> None:
+async def test_a_cancelled_receive_loses_nothing(
+    network: Network, autojump_clock: MockClock
+) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     dealer.send([b"x"])
@@ -105,7 +111,7 @@ async def test_a_cancelled_receive_loses_nothing(network: Network) -> None:
     assert message.frames == [b"x"]
 
 
-async def test_one_reader_an_end(network: Network) -> None:
+async def test_one_reader_an_end(network: Network, autojump_clock: MockClock) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     for end in (router, dealer):
@@ -120,7 +126,9 @@ async def test_one_reader_an_end(network: Network) -> None:
 # -- faults ----------------------------------------------------------------------------------
 
 
-async def test_a_cut_loses_what_is_under_way_and_keeps_what_arrived(network: Network) -> None:
+async def test_a_cut_loses_what_is_under_way_and_keeps_what_arrived(
+    network: Network, autojump_clock: MockClock
+) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     other = network.connector().connect(SERVER)
@@ -146,7 +154,7 @@ async def test_a_cut_loses_what_is_under_way_and_keeps_what_arrived(network: Net
     assert received == [b"arrives", b"mine"]
 
 
-async def test_a_cut_wakes_the_dealer(network: Network) -> None:
+async def test_a_cut_wakes_the_dealer(network: Network, autojump_clock: MockClock) -> None:
     network.router(SERVER)
     dealer = network.connector().connect(SERVER)
 
@@ -160,7 +168,9 @@ async def test_a_cut_wakes_the_dealer(network: Network) -> None:
             await dealer.receive()
 
 
-async def test_a_black_hole_swallows_and_stands(network: Network) -> None:
+async def test_a_black_hole_swallows_and_stands(
+    network: Network, autojump_clock: MockClock
+) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     peer = await meet(router, dealer)
@@ -203,7 +213,9 @@ async def test_a_full_link_refuses_and_tells_of_room(autojump_clock: MockClock) 
     assert router.send(peer, [b"x"]) is Sent.OK
 
 
-async def test_too_many_frames_are_dropped_but_for_one(network: Network) -> None:
+async def test_too_many_frames_are_dropped_but_for_one(
+    network: Network, autojump_clock: MockClock
+) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     assert dealer.send([b"x"] * (MAX_FRAMES + 100))
@@ -211,7 +223,7 @@ async def test_too_many_frames_are_dropped_but_for_one(network: Network) -> None
     assert len(message.frames) == MAX_FRAMES + 1
 
 
-async def test_a_batch_is_bounded(network: Network) -> None:
+async def test_a_batch_is_bounded(network: Network, autojump_clock: MockClock) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     for _ in range(600):
@@ -222,7 +234,7 @@ async def test_a_batch_is_bounded(network: Network) -> None:
 # -- opening and closing ---------------------------------------------------------------------
 
 
-async def test_a_router_that_restarts(network: Network) -> None:
+async def test_a_router_that_restarts(network: Network, autojump_clock: MockClock) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     peer = await meet(router, dealer)
@@ -248,7 +260,7 @@ async def test_a_router_that_restarts(network: Network) -> None:
     assert again.send(peer, [b"x"]) is Sent.GONE
 
 
-async def test_a_dealer_that_leaves(network: Network) -> None:
+async def test_a_dealer_that_leaves(network: Network, autojump_clock: MockClock) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     peer = await meet(router, dealer)
@@ -262,7 +274,7 @@ async def test_a_dealer_that_leaves(network: Network) -> None:
         await dealer.receive()
 
 
-async def test_closing_wakes_the_reader(network: Network) -> None:
+async def test_closing_wakes_the_reader(network: Network, autojump_clock: MockClock) -> None:
     router = network.router(SERVER)
     dealer = network.connector().connect(SERVER)
     ended: list[object] = []

@@ -280,24 +280,6 @@ async def test_closing_wakes_the_reader_of_that_socket_alone(
         router.receive_nowait()
 
 
-async def test_what_was_sent_before_a_close_arrives(
-    router: ZmqRouter, connector: ZmqConnector
-) -> None:
-    dealer = connector.connect(router.endpoint)
-    peer = await meet(router, dealer)
-    for number in range(3):
-        assert router.send(peer, [b"%d" % number]) is Sent.OK
-    router.close()
-    received: list[bytes] = []
-    while len(received) < 3:
-        received += [frames[0] for frames in await dealer.receive()]
-    assert received == [b"0", b"1", b"2"]
-    for _ in range(2):
-        with pytest.raises(ConnectionLost, match="the connection was closed"):
-            await dealer.receive()
-    assert not dealer.send([b"x"])
-
-
 async def test_the_context_ends_with_sockets_open_and_messages_unsent() -> None:
     with trio.fail_after(10):
         async with Context() as context:
