@@ -144,7 +144,8 @@ class Admitting:
             index = outside[unknown[0]]
             raise Refused(
                 f"{entry(index, self._plan.jobs[index])}: input_drvs: {unknown[0]} is neither"
-                " here nor in the ledger"
+                " here nor in the ledger: was -r forgotten?"
+                " (--assume-inputs-built takes it as built)"
             )
         self._dropped = frozenset(unknown)
 
@@ -205,7 +206,7 @@ class Admitting:
             index = by_id[job_id]
             raise Refused(
                 f"{entry(index, self._plan.jobs[index])}: job_id: {job_id!r} is taken by"
-                " another job"
+                " another job: leave it out, or choose another"
             )
 
     def _row(self, seq: int, job: JobRecord, stamp: Stamp) -> tuple[object, ...]:

@@ -89,6 +89,8 @@ async def _main(
     config: ServerConfig, policy: Policy, server: str, ledger: SqliteLedger, locks: ServerLocks
 ) -> int:
     keys = _server_keys(config.state_dir) if config.curve else None
+    failure: BindFailed | None = None
+    code = 1
     async with Context() as context, trio.open_nursery() as nursery:
         if keys is not None:
             authenticator = Authenticator(context, _client_keys(config))
@@ -96,9 +98,12 @@ async def _main(
         try:
             router = ZmqRouter(context, config.listen, keys)
         except BindFailed as error:
-            raise CannotStart(str(error)) from None
-        code = await _serve(config, policy, server, ledger, locks, router, keys)
+            failure = error  # raised outside: a nursery would wrap it
+        else:
+            code = await _serve(config, policy, server, ledger, locks, router, keys)
         nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise CannotStart(str(failure))
     return code
 
 

@@ -155,6 +155,28 @@ def test_two_servers_share_a_ledger_and_never_assign_a_job_twice(farm):
     assert_once_and_in_order(farm, 80)
 
 
+def test_an_address_in_use_is_said_in_one_line(farm):
+    farm.server()
+    second = farm.run("server", "--listen", farm.endpoint, "--state-dir", str(farm.folder / "b"))
+    assert second.returncode == 2
+    [line] = second.stderr.splitlines()
+    assert farm.endpoint in line
+    assert "in use" in line
+
+
+def test_an_unknown_input_refuses_the_file_and_says_what_to_do(farm):
+    farm.server()
+    jobs = json.dumps({"jobs": [build("lonely", "echo > $out", "nobody"), build("fine")]})
+    refused = farm.run("submit", "-", stdin=jobs)
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert "nobody.drv" in line
+    assert "--assume-inputs-built" in line
+    assert farm.json("jobs") == []
+    assert farm.run("submit", "-", "--assume-inputs-built", stdin=jobs).returncode == 0
+    assert {j["status"] for j in farm.jobs().values()} == {"Queued"}
+
+
 @pytest.mark.shared_data
 @pytest.mark.parametrize(
     ("name", "layout", "count"),
