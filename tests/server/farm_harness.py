@@ -156,7 +156,8 @@ class Harness:
 
     def fail(self, peer: str, given: m.AssignJob, kind: m.FailureKind) -> list[m.Message]:
         return self.send(peer, m.JobFailed(
-            job_id=given.job_id, assignment_id=given.assignment_id, error="why", kind=kind))  # fmt: skip
+            job_id=given.job_id, assignment_id=given.assignment_id, error="why", kind=kind,
+        ))  # fmt: skip
 
     def status(self, name: str) -> str:
         """The job's status in the ledger."""
