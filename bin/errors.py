@@ -7,6 +7,8 @@ FAILED = 1
 USAGE = 2
 UNREACHABLE = 3
 REFUSED = 4
+NOT_RUNNABLE = 5
+"""Of `explain`: no worker that is connected will run the job as things are."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 

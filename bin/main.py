@@ -29,6 +29,8 @@ COMMANDS = {
     "jobs": ("jobs", "List jobs."),
     "wait": ("jobs", "Wait until jobs have ended."),
     "logs": ("logs", "Print the log of a job."),
+    "explain": ("explain", "Tell why a job waits, or why it went where it went."),
+    "rules": ("rules", "List policies and rules."),
     "cancel": ("operate", "Cancel jobs or submissions."),
     "prioritize": ("operate", "Put jobs in front of all others."),
     "drain": ("operate", "Give a worker no more jobs."),

@@ -43,6 +43,9 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Command], Comman
     help="Written once the server accepts: endpoint, pid and public key, as JSON.",
 )
 @option("--policy", default="resource-aware", show_default=True, help="How jobs are scored.")
+@option(
+    "--fair-share", is_flag=True, help="Score jobs lower, the more of the farm their project has."
+)
 @_seconds("--heartbeat-timeout", 120, "of silence after which a worker is dropped; 0 = never.")
 @_seconds("--tick", 5, "between two looks at what can start.")
 @_seconds("--resync", 60, "between two full comparisons with the ledger.")

@@ -535,6 +535,13 @@ class CmdLogs(Message, frozen=True):
     offset: U63 = 0
 
 
+class CmdExplain(Message, frozen=True):
+    """Why a job waits, or why it went where it went."""
+
+    request: U64
+    job: Text
+
+
 class CmdDrain(Message, frozen=True):
     request: U64
     worker: Id
@@ -612,6 +619,11 @@ class CmdLogsReply(Message, frozen=True):
     """The job has ended and the log holds no more than this."""
 
 
+class CmdExplainReply(Message, frozen=True):
+    request: U64
+    explanation: dict[str, Any]
+
+
 class CmdDone(Message, frozen=True):
     request: U64
     message: Text = ""
@@ -625,11 +637,11 @@ WORKER_MESSAGES: tuple[type[Message], ...] = (
 )  # fmt: skip
 COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdHello, CmdSubmit, CmdStatus, CmdJobs, CmdWait, CmdCancel, CmdPrioritize, CmdLogs,
-    CmdDrain, CmdUndrain,
+    CmdExplain, CmdDrain, CmdUndrain,
 )  # fmt: skip
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,
     Ping, Pong, CmdWelcome, CmdError, CmdSubmitted, CmdStatusReply, CmdJobsReply,
-    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdDone,
+    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdDone,
 )  # fmt: skip

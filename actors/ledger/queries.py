@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from transport.codec import decode_value
+
 from .connection import Connection, select_in
 from .records import (
     TERMINAL,
@@ -21,6 +23,8 @@ from .records import (
     JobInfo,
     JobRecord,
     PastClaim,
+    PastWait,
+    SeenWorker,
 )
 from .rows import JOB_COLUMNS, VISIBLE, inputs_of, job_record, known, records
 
@@ -72,14 +76,32 @@ SELECT id, job, worker, session, server, claimed_at - ?, closed_at - ?, outcome,
 FROM dispatched_job WHERE job = ? ORDER BY claimed_at, id
 """
 
-_METRICS = """
+_METRIC_COLUMNS = """
 SELECT assignment, package, system, at - ?, wall_time_ms, cpu_time_ms, peak_ram_mb,
     output_nar_size, oom, contention, core_score
+"""
+
+_METRICS = f"""
+{_METRIC_COLUMNS}
 FROM (
     SELECT m.*, row_number() OVER (
         PARTITION BY package, system ORDER BY at DESC, assignment) AS age
-    FROM build_metric m WHERE at >= ?
+    FROM build_metric m WHERE at >= ? AND system <> ''
 ) AS ranked WHERE age <= ? ORDER BY at, assignment
+"""
+
+_EVALUATIONS = f"""
+{_METRIC_COLUMNS}
+FROM build_metric WHERE system = '' AND at >= ? ORDER BY at DESC, assignment DESC LIMIT ?
+"""
+
+# Assignment ids ascend with time, so that this reads the end of an index.
+_WAITS = """
+SELECT d.claimed_at - ?, d.claimed_at - j.ready_at, d.score
+FROM (SELECT id, job, claimed_at, score FROM dispatched_job ORDER BY id DESC LIMIT ?) d
+JOIN job j ON j.id = d.job
+WHERE d.claimed_at >= ? AND j.kind = 'build' AND j.ready_at IS NOT NULL
+ORDER BY d.claimed_at, d.id
 """
 
 
@@ -204,6 +226,39 @@ class Reads:
             rows = db.execute(_METRICS, (wall_offset, since + wall_offset, per_package))
             return [replace(AddMetric(*row), oom=bool(row[8])) for row in rows]
 
+    def evaluations(self, since: float, limit: int, wall_offset: float) -> list[AddMetric]:
+        """The newest evaluations since a time on the server's clock, oldest first; `package` is
+        the project."""
+        with self.snapshot() as db:
+            rows = db.execute(_EVALUATIONS, (wall_offset, since + wall_offset, limit)).fetchall()
+            return [replace(AddMetric(*row), oom=bool(row[8])) for row in reversed(rows)]
+
+    def waits(self, since: float, limit: int, wall_offset: float) -> list[PastWait]:
+        """Waits of the builds assigned since a time on the server's clock, oldest first; looks
+        at the newest `limit` assignments. Waits count from when the job could start first."""
+        with self.snapshot() as db:
+            rows = db.execute(_WAITS, (wall_offset, limit, since + wall_offset)).fetchall()
+        return [PastWait(claimed, waited, _missing(score)) for claimed, waited, score in rows]
+
+    def workers(self, since: float, limit: int, wall_offset: float) -> list[SeenWorker]:
+        """Workers that were here since a time on the server's clock, the newest first."""
+        sql = (
+            "SELECT id, name, capabilities, last_seen - ? FROM worker WHERE last_seen >= ?"
+            " ORDER BY last_seen DESC LIMIT ?"
+        )
+        with self.snapshot() as db:
+            rows = db.execute(sql, (wall_offset, since + wall_offset, limit))
+            return [SeenWorker(*row) for row in rows]
+
+    def decision_of(self, job_id: str) -> tuple[JobInfo | None, list[PastClaim]]:
+        """A job and all its claims, oldest first, with wall-clock times."""
+        sql = f"{_PAGE} WHERE j.id = ? AND {VISIBLE}"
+        with self.snapshot() as db:
+            row = db.execute(sql, (job_id,)).fetchone()
+            claims = db.execute(_CLAIMS, (0.0, 0.0, job_id)).fetchall()
+        info = None if row is None else JobInfo(*row)
+        return info, [PastClaim(ClaimRecord(*claim[:6]), *claim[6:]) for claim in claims]
+
     def foreign_changes(self, since_wall: float, wall_offset: float) -> ForeignChanges:
         """Jobs that other servers brought or changed since a wall-clock time, as they are now.
 
@@ -219,6 +274,14 @@ class Reads:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _missing(score: bytes | None) -> tuple[int, int] | None:
+    """What a score breakdown says that the worker had reported missing."""
+    if score is None:
+        return None
+    missing = decode_value(score).get("missing")
+    return None if missing is None else (missing[0], missing[1])
 
 
 def counts(db: sqlite3.Connection) -> dict[str, int]:

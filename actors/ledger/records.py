@@ -150,6 +150,16 @@ class AddMetric(Struct, frozen=True):
     core_score: float | None
 
 
+class SeeWorker(Struct, frozen=True):
+    """A worker is, or was just now, here."""
+
+    worker: str
+    at: float
+    name: str
+    capabilities: bytes | None = None
+    """CBOR of what it can do; None leaves what is known."""
+
+
 class AddMessages(Struct, frozen=True):
     """Warnings and errors that an evaluation reported."""
 
@@ -160,7 +170,7 @@ class AddMessages(Struct, frozen=True):
 
 Write = (
     OpenClaim | CloseClaim | SetJob | SetPriority | SetCordon | AddRequester | DropRequester
-    | SetSizes | AddMetric | AddMessages
+    | SetSizes | AddMetric | SeeWorker | AddMessages
 )  # fmt: skip
 
 
@@ -204,6 +214,25 @@ class Admitted(Struct, frozen=True):
     """How many of `requeued` had which status before."""
 
 
+class PastWait(Struct, frozen=True):
+    """How long a build waited before it was assigned."""
+
+    claimed_at: float
+    waited: float
+    missing: tuple[int, int] | None
+    """NAR size in bytes and number of paths that its worker had reported missing."""
+
+
+class SeenWorker(Struct, frozen=True):
+    """A worker that was here once."""
+
+    worker: str
+    name: str
+    capabilities: bytes
+    """CBOR, as in `SeeWorker`."""
+    last_seen: float
+
+
 class Snapshot(Struct, frozen=True):
     """All that a starting server needs."""
 
@@ -221,6 +250,11 @@ class Snapshot(Struct, frozen=True):
     counts: dict[str, int]
     """Jobs by status, ended ones included."""
     cordons: dict[str, str]
+    metrics: tuple[AddMetric, ...] = ()
+    """The newest builds of each package, and the newest evaluations, oldest first."""
+    waits: tuple[PastWait, ...] = ()
+    """Of the builds assigned in the last hour, oldest first."""
+    workers: tuple[SeenWorker, ...] = ()
 
 
 class ForeignChanges(Struct, frozen=True):

@@ -196,7 +196,19 @@ _V1 = (
     f"PRAGMA application_id = {APPLICATION_ID}",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1,)
+_V2 = (
+    # Who was here, for jobs that nobody who is here can run.
+    """CREATE TABLE worker (
+        id TEXT PRIMARY KEY NOT NULL,
+        name TEXT NOT NULL,
+        capabilities BLOB NOT NULL,
+        last_seen REAL NOT NULL
+    )""",
+    # Evaluations (system '') of the last week, and builds to forget, by time.
+    "CREATE INDEX build_metric_at ON build_metric (system, at)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2)
 
 
 def version_of(db: sqlite3.Connection) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Self
 
+from msgspec.structs import replace
+
 from .admission import Admitting, discard
 from .connection import Connection, Log, open_writer
 from .queries import Reads
@@ -17,6 +19,9 @@ from .writes import Stamp, perform
 
 CHUNK_ROWS = 2_000
 """About how many rows one transaction of a large admission writes: a few milliseconds."""
+_HISTORY_SECS, _WEEK_SECS, _HOUR_SECS = 90 * 86_400.0, 7 * 86_400.0, 3_600.0
+_BUILDS_PER_PACKAGE = 20
+_MAX_EVALUATIONS, _MAX_WAITS, _MAX_WORKERS = 20_000, 50_000, 1_000
 _ADOPT = """
 UPDATE dispatched_job SET server = ?1 WHERE server = ?2 AND closed_at IS NULL
 RETURNING id, job, worker, session, server, claimed_at - ?3
@@ -164,7 +169,17 @@ class SqliteLedger(Reads):
             with self._writer.transaction() as db:
                 requeue_orphans(db, self._stamp(wall_offset))
         with self.snapshot() as db:
-            return read_snapshot(db, wall_offset)
+            snapshot = read_snapshot(db, wall_offset)
+        # What only helps to choose may be of a slightly later state.
+        now = self._wall() - wall_offset
+        builds = self.metrics(now - _HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
+        evaluations = self.evaluations(now - _WEEK_SECS, _MAX_EVALUATIONS, wall_offset)
+        return replace(
+            snapshot,
+            metrics=(*builds, *evaluations),
+            waits=tuple(self.waits(now - _HOUR_SECS, _MAX_WAITS, wall_offset)),
+            workers=tuple(self.workers(now - _HISTORY_SECS, _MAX_WORKERS, wall_offset)),
+        )
 
     def adopt(self, dead: Collection[str], wall_offset: float) -> list[ClaimRecord]:
         """Takes over the open claims of dead servers; whoever asks first gets them.

@@ -17,6 +17,7 @@ from .records import (
     CloseClaim,
     DropRequester,
     OpenClaim,
+    SeeWorker,
     SetCordon,
     SetJob,
     SetPriority,
@@ -54,6 +55,10 @@ _ADD_METRIC = """
 INSERT INTO build_metric (assignment, package, system, at, wall_time_ms, cpu_time_ms,
     peak_ram_mb, output_nar_size, oom, contention, core_score)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_SEE_WORKER = """
+INSERT INTO worker (id, name, capabilities, last_seen) VALUES (?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, capabilities = excluded.capabilities,
+    last_seen = excluded.last_seen"""
 _ADD_MESSAGE = """
 INSERT INTO eval_message (job, severity, message) SELECT seq, ?, ? FROM job WHERE id = ?"""
 
@@ -101,6 +106,8 @@ def perform(db: sqlite3.Connection, write: Write, stamp: Stamp) -> bool:
             db.executemany(_SET_SIZES, sizes)
         case AddMetric():
             _add_metric(db, write, stamp)
+        case SeeWorker():
+            _see_worker(db, write, stamp)
         case AddMessages():
             _add_messages(db, write)
         case _:
@@ -163,6 +170,14 @@ def _set_cordon(db: sqlite3.Connection, write: SetCordon, stamp: Stamp) -> None:
         db.execute("DELETE FROM cordon WHERE worker = ?", (write.worker,))
     else:
         db.execute(_SET_CORDON, (write.worker, write.at + stamp.offset, write.reason))
+
+
+def _see_worker(db: sqlite3.Connection, write: SeeWorker, stamp: Stamp) -> None:
+    at = write.at + stamp.offset
+    if write.capabilities is None:
+        db.execute("UPDATE worker SET last_seen = ? WHERE id = ?", (at, write.worker))
+    else:
+        db.execute(_SEE_WORKER, (write.worker, write.name, write.capabilities, at))
 
 
 def _add_messages(db: sqlite3.Connection, write: AddMessages) -> None:

@@ -7,6 +7,8 @@ Rules of the file:
   (only then is `AssignJob` sent), `accepted` from the worker's answer. `_add` and `release`
   alone begin and end one.
 - A claim whose session is gone is an orphan: it waits for its worker until `_orphans` says.
+- Memory is promised with a claim and freed with its release; a worker keeps memory free for at
+  most one build that it holds back (`_reserved`).
 - Only a `RequestJob` makes a claim. An unanswered request leaves an idle slot, nothing else.
 """
 
@@ -16,18 +18,25 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from actors.ledger.records import ClaimRecord
+from msgspec.structs import replace
+
+from actors.ledger.records import AddMetric, ClaimRecord
 from actors.server.averages import Instance
 from actors.server.claims import Claim
+from actors.server.history import Key, Profile
+from actors.server.memory import MARGIN, Load, Reservation, load_of
 from actors.server.model import PoolEntry, WorkerView
 from actors.server.pool import Pool
-from actors.server.scoring import Policy, decide
+from actors.server.scoring import Averages, Faults, Policy, decide, find_held
+from actors.server.scoring.columns import READ_SHARE_MBPS, seconds_per_byte
 from actors.server.sessions import Session
 from transport import messages as m
 
 MAX_TRIES = 4
 """A lost race moves on to the next best three times, then the request stays unanswered."""
 DECLINE_SECS, MAX_DECLINE_SECS = 1.0, 60.0
+KEPT_REJECTED = 3
+"""Of each decision, how many of the next best are kept in the ledger."""
 MAX_DECLINED_JOBS = 10_000
 """Jobs whose decliners are remembered; beyond it the oldest are forgotten."""
 
@@ -44,9 +53,14 @@ class Assigner:
         abort_timeout: float = 300.0,
         reconnect_grace: float = 30.0,
         idle_slot_ttl: float = 25.0,
+        faults: Faults | None = None,
     ) -> None:
         self.pool = Pool()
         self.policy = policy
+        self._holds_memory = policy.holds_memory
+        self._faults = faults or Faults()
+        self._reserved: dict[str, Reservation] = {}
+        """By worker."""
         self.claims: dict[str, Claim] = {}
         self.instance = Instance()
         self.accepting = True
@@ -73,14 +87,22 @@ class Assigner:
     # -- workers ---------------------------------------------------------------------------
 
     def load(
-        self, claims: Iterable[ClaimRecord], kinds: Mapping[str, m.Kind], orphans_until: float
+        self,
+        claims: Iterable[ClaimRecord],
+        kinds: Mapping[str, m.Kind],
+        orphans_until: float,
+        origins: Mapping[str, tuple[str, Key]] | None = None,
     ) -> None:
         """Takes over the open claims of the ledger. Each waits for its worker's return, and
-        its job is not blamed if the worker stays away: the server was."""
+        its job is not blamed if the worker stays away: the server was. `origins` gives the
+        project and the history's key of each job."""
         for row in claims:
+            project, key = (origins or {}).get(row.job_id, ("", ("", "")))
+            profile = self.pool.history.of_build(key, row.claimed_at)
             claim = Claim(
                 row.assignment_id, row.job_id, kinds[row.job_id], row.worker, None,
                 row.claimed_at, None, state="accepted", blames_job=False,
+                project=project, predicted_mb=_peak(profile),
             )  # fmt: skip
             self._add(claim)
             self._orphans[row.worker] = orphans_until
@@ -114,6 +136,7 @@ class Assigner:
         self._views[session.id] = view
         self._slots[session.id] = self.pool.add_worker(view)
         self._orphans.pop(session.worker, None)
+        self._mark_fetcher(view)
         named = {(ref.job_id, ref.assignment_id) for ref in running}
         resumed, released = [], []
         for claim in list(self._held.get(session.worker, {}).values()):
@@ -134,8 +157,15 @@ class Assigner:
         view = session.view()
         self._views[session.id] = view
         self.pool.update_worker(self._slots[session.id], view)
+        self._mark_fetcher(view)
         if view.draining:
             self._clear_idle(session.worker)
+            self._reserved.pop(session.worker, None)
+        if session.metrics is not None and session.metrics.build_peak_ram_mb:
+            for job_id, peak in session.metrics.build_peak_ram_mb.items():
+                claim = self.claims.get(job_id)
+                if claim is not None and claim.worker == session.worker:
+                    claim.peak_ram_mb = peak
 
     def detach(self, session: Session, now: float, *, wait: bool) -> list[Claim]:
         """A session ends. With `wait` its claims wait for the worker for `reconnect_grace`,
@@ -143,6 +173,8 @@ class Assigner:
         self.pool.remove_worker(self._slots.pop(session.id))
         del self._views[session.id]
         self._clear_idle(session.worker)
+        self._reserved.pop(session.worker, None)
+        self.instance.fetch_workers.pop(session.worker, None)
         claims = [c for c in self._held.get(session.worker, {}).values() if c.state != "claiming"]
         for claim in claims:
             claim.session = None
@@ -217,17 +249,75 @@ class Assigner:
     def _pick(self, worker: str, session: str, kind: m.Kind, now: float) -> Claim | None:
         exclude = self._declined_by(worker, now) if self._declines else ()
         slot, averages = self._slots[session], self.instance.averages(self.pool, now)
-        decision = decide(self.policy, self.pool, slot, kind, now, averages, exclude=exclude)
+        load = self._load(worker, slot, averages, now)
+        decision = decide(
+            self.policy, self.pool, slot, kind, now, averages, exclude,
+            load=load, rejected=KEPT_REJECTED, faults=self._faults,
+        )  # fmt: skip
         if decision is None:
             return None
         reported = self.pool.reported(slot, decision.job_id)
         entry = self.pool.leave(decision.job_id)
+        assert entry is not None
         claim = Claim(
             self._new_assignment_id(), decision.job_id, kind, worker, session, now, entry,
             total=decision.total, scores=decision.scores, reported=reported,
+            rejected=decision.rejected, project=entry.cls.project,
+            predicted_mb=_peak(self.pool.profile_of(entry)) if kind == "build" else 0.0,
         )  # fmt: skip
         self._add(claim)
         return claim
+
+    def load_on(self, worker: str, now: float) -> Load:
+        """What a worker that is here is busy with, and what it keeps memory free for."""
+        session = next(s for s, view in self._views.items() if view.worker == worker)
+        averages = self.instance.averages(self.pool, now)
+        return self._load(worker, self._slots[session], averages, now)
+
+    def _load(self, worker: str, slot: int, averages: Averages, now: float) -> Load:
+        reserved = self._still_reserved(worker, slot)
+        load = load_of(self._held.get(worker, {}).values(), reserved)
+        if reserved is None and self._holds_memory and self._may_hold(load, self.pool.worker(slot)):
+            reserved = find_held(self.pool, slot, now, averages, load)
+            if reserved is not None:
+                self._reserved[worker] = reserved
+                load = replace(load, reserved=reserved)
+        return load
+
+    def _still_reserved(self, worker: str, slot: int) -> Reservation | None:
+        """The worker's held build, as much as is expected of it by now; none when it is not
+        pending any more, or will never run there."""
+        reserved = self._reserved.get(worker)
+        if reserved is None:
+            return None
+        entry = self.pool.get(reserved.job_id)
+        if entry is not None and self.pool.is_candidate(slot, entry.job_id):
+            peak = _peak(self.pool.profile_of(entry))
+            total = self.pool.worker(slot).ram_total_mb
+            if peak and (total is None or peak * MARGIN <= total):
+                return replace(reserved, peak_mb=peak)
+        del self._reserved[worker]
+        return None
+
+    def _may_hold(self, load: Load, view: WorkerView) -> bool:
+        """Whether promises may keep any pending build from running."""
+        if not load.promised_mb:
+            return False
+        needed = self.pool.profiles["build"].largest_peak_mb * MARGIN
+        return needed > load.room_mb(view)
+
+    def slot_of(self, session: Session) -> int:
+        """The session's slot in the pool."""
+        return self._slots[session.id]
+
+    def averages(self, now: float) -> Averages:
+        """What rules compare with at `now`."""
+        return self.instance.averages(self.pool, now)
+
+    def declines_until(self, worker: str, job_id: str, now: float) -> float | None:
+        """When a worker that declined a job may get it again; None when it may now."""
+        until, _ = self._declines.get(job_id, {}).get(worker, (0.0, 0.0))
+        return until if until > now else None
 
     # -- claims ----------------------------------------------------------------------------
 
@@ -243,6 +333,33 @@ class Assigner:
         session.accepted.add(claim.assignment_id)
         claim.state, claim.answer_by = "accepted", math.inf
         self._declines.pop(claim.job_id, None)
+
+    def progressed(self, claim: Claim, progress: m.BuildProgress | m.EvalProgress) -> None:
+        """How far its worker is; prefetches and uploads under way are counted."""
+        claim.progress = progress
+        self._set_phase(claim, progress.phase if isinstance(progress, m.BuildProgress) else "")
+
+    def finished(self, claim: Claim, session: Session, spans: Sequence[m.Span]) -> None:
+        """A build is done: what its prefetch took beyond the bytes counts for the time that a
+        path takes."""
+        if claim.reported is None or not claim.reported.missing_count:
+            return
+        for span in spans:
+            if span.phase == "prefetch":
+                view = self._views[session.id]
+                fleet = self.pool.download_mbps.mean
+                per_byte = seconds_per_byte(view.download_speed_mbps, fleet, READ_SHARE_MBPS, 0)
+                size = claim.reported.missing_nar_size if span.bytes is None else span.bytes
+                secs = (span.end_ms - span.start_ms) / 1000 - size * per_byte
+                self.instance.paths.add(claim.reported.missing_count, secs)
+
+    def learn(self, metric: AddMetric) -> None:
+        """A build or evaluation that ran for real: part of the history."""
+        self.pool.history.add(metric)
+
+    def tick(self, now: float) -> None:
+        """The 5 s timer went off."""
+        self.pool.tick(now)
 
     def declined(self, claim: Claim, now: float) -> None:
         """The worker does not take it, or did not answer: the claim is released, and this
@@ -272,6 +389,10 @@ class Assigner:
         if not held:
             del self._held[claim.worker]
             self._orphans.pop(claim.worker, None)
+        self._set_phase(claim, "")
+        self._count_project(claim.project, -1)
+        if claim.worker in self.instance.fetch_workers:
+            self.instance.fetch_workers[claim.worker] = claim.worker in self._held
         if claim.kind == "build":
             self._open_builds[claim.worker] -= 1
             if not self._open_builds[claim.worker]:
@@ -310,8 +431,31 @@ class Assigner:
         assert claim.job_id not in self.claims
         self.claims[claim.job_id] = claim
         self._held.setdefault(claim.worker, {})[claim.job_id] = claim
+        self._count_project(claim.project, 1)
+        if claim.worker in self.instance.fetch_workers:
+            self.instance.fetch_workers[claim.worker] = True
         if claim.kind == "build":
             self._open_builds[claim.worker] = self.open_builds(claim.worker) + 1
+
+    def _count_project(self, project: str, change: int) -> None:
+        counts = self.instance.project_claims
+        counts[project] = counts.get(project, 0) + change
+        if not counts[project]:
+            del counts[project]
+
+    def _set_phase(self, claim: Claim, phase: str) -> None:
+        counts = self.instance.phases
+        if claim.phase in counts:
+            counts[claim.phase] -= 1
+        claim.phase = phase
+        if phase in counts:
+            counts[phase] += 1
+
+    def _mark_fetcher(self, view: WorkerView) -> None:
+        if view.can_fetch:
+            self.instance.fetch_workers[view.worker] = view.worker in self._held
+        else:
+            self.instance.fetch_workers.pop(view.worker, None)
 
     def _remind(self, claim: Claim, at: float) -> float:
         heapq.heappush(self._deadlines, (at, claim.job_id, claim.assignment_id))
@@ -337,3 +481,15 @@ class Assigner:
             assert count == sum(c.kind == "build" for c in self.held_by(worker)) > 0
         for worker in self._orphans:
             assert worker in self._held
+        for phase, count in self.instance.phases.items():
+            assert count == sum(c.phase == phase for c in held)
+        assert sum(self.instance.project_claims.values()) == len(held)
+        here = {view.worker for view in self._views.values()}
+        assert self._reserved.keys() <= here
+        for worker, is_busy in self.instance.fetch_workers.items():
+            assert worker in here
+            assert is_busy == (worker in self._held)
+
+
+def _peak(profile: Profile | None) -> float:
+    return 0.0 if profile is None or math.isnan(profile.peak_mb) else profile.peak_mb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from actors.ledger.records import ClaimRecord
 from actors.server.model import PoolEntry
@@ -39,6 +39,14 @@ class Claim:
     scores: dict[str, float] | None = None
     progress: m.BuildProgress | m.EvalProgress | None = None
     peak_ram_mb: int | None = None
+    """Observed so far."""
+    project: str = ""
+    predicted_mb: float = 0.0
+    """Expected peak memory of a build; 0 = no prediction."""
+    phase: str = ""
+    """Of a build, as its worker last said."""
+    rejected: tuple[tuple[str, float], ...] = ()
+    """The next best candidates and their totals."""
     output: m.BuildOutput | None = None
 
     def record(self, server: str) -> ClaimRecord:
@@ -51,3 +59,14 @@ class Claim:
             server=server,
             claimed_at=self.claimed_at,
         )
+
+
+def breakdown(claim: Claim) -> dict[str, Any]:
+    """Why it was the best, as the ledger keeps it."""
+    reported = claim.reported
+    return {
+        "total": claim.total,
+        "rules": claim.scores or {},
+        "rejected": claim.rejected,
+        "missing": reported and (reported.missing_nar_size, reported.missing_count),
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,10 @@ class ClassTable:
     def of_worker(self, slot: int) -> NDArray[np.uint8]:
         """1 or 0 for each class id."""
         return np.ascontiguousarray(self._eligible[:, slot])
+
+    def figures(self, figure: Callable[[JobClass], float]) -> NDArray[np.float64]:
+        """A figure of each class, by class id; 0 for ids that are free."""
+        return np.array([0.0 if cls is None else figure(cls) for cls in self._classes])
 
     def judge(self, slot: int, view: WorkerView | None) -> None:
         """Decides anew what a worker is eligible for; None = the slot is empty."""

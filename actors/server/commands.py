@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from actors.ledger.port import Answer, Query
-from actors.ledger.records import TERMINAL, JobInfo, SetCordon
+from actors.ledger.records import TERMINAL, JobInfo, PastClaim, SetCordon
 from actors.server.admissions import Admissions
 from actors.server.assigner import Assigner
 from actors.server.effects import Ask, Effect, ReadLog, Record, Tell, TellDurable
+from actors.server.explain import Explainer
 from actors.server.feeder import Feeder
 from actors.server.ids import Ids
 from actors.server.registry import Registry
@@ -58,12 +59,14 @@ class Commands:
         feeder: Feeder,
         assigner: Assigner,
         admissions: Admissions,
+        explainer: Explainer,
     ) -> None:
         self._ids = ids
         self._registry = registry
         self._feeder = feeder
         self._assigner = assigner
         self._admissions = admissions
+        self._explainer = explainer
         self._waiting: dict[str, _Waiting] = {}
         self.accepting = True
 
@@ -99,6 +102,14 @@ class Commands:
                     _Targets(
                         peer, message.request, [message.job], [],
                         lambda ids, _: self._logs(peer, message, ids[0]),
+                    ),
+                    now,
+                )  # fmt: skip
+            case m.CmdExplain():
+                return self._resolve(
+                    _Targets(
+                        peer, message.request, [message.job], [],
+                        lambda ids, at: self._explain(peer, message.request, ids[0], at),
                     ),
                     now,
                 )  # fmt: skip
@@ -223,6 +234,21 @@ class Commands:
     def _logs(self, peer: bytes, message: m.CmdLogs, job_id: str) -> list[Effect]:
         has_ended = job_id not in self._feeder.nodes
         return [ReadLog(peer, message.request, job_id, message.offset, has_ended)]
+
+    def _explain(self, peer: bytes, request: int, job_id: str, now: float) -> list[Effect]:
+        waiting = self._explainer.waiting(job_id, now)
+        if waiting is not None:
+            return [Tell(peer, m.CmdExplainReply(request=request, explanation=waiting))]
+
+        def answer(found: tuple[JobInfo | None, list[PastClaim]], _: float) -> list[Effect]:
+            info, claims = found
+            if info is None:
+                text = f"{job_id} is a submission: name one of its jobs (`headrace jobs`)"
+                return _refuse(peer, request, text)
+            decided = self._explainer.decided(info, claims)
+            return [Tell(peer, m.CmdExplainReply(request=request, explanation=decided))]
+
+        return self.ask(peer, request, answer, "decision_of", job_id)
 
     def _prioritize(self, peer: bytes, message: m.CmdPrioritize, ids: list[str]) -> list[Effect]:
         effects: list[Effect] = []

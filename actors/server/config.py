@@ -14,6 +14,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     listen: str = "tcp://127.0.0.1:7420"
     ready_file: Path | None = None
     policy: str = "resource-aware"
+    fair_share: bool = False
+    """With the rule `fair-share`."""
     heartbeat_timeout: float = 120.0
     """Silence after which a worker is dropped; 0 = never."""
     tick: float = 5.0

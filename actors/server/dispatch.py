@@ -153,6 +153,8 @@ class Dispatch:
             if not self._send(farm, now):
                 break
         self._hand_out(farm, now)
+        while farm.troubles:
+            log.error("%s", farm.troubles.pop())
         self._clock.deadline = min(self._clock.deadline, farm.deadline)
 
     def _commit(self, farm: Farm, now: float) -> None:

@@ -12,7 +12,7 @@ dispatch.py is the shell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from actors.ledger.port import (
@@ -27,11 +27,11 @@ from actors.ledger.port import (
     Query,
     Synced,
 )
-from actors.ledger.records import ForeignChanges, OpenClaim, Snapshot
+from actors.ledger.records import ClaimRecord, ForeignChanges, OpenClaim, Snapshot
 from actors.server.admissions import Admissions
 from actors.server.assigner import Assigner
 from actors.server.authorization import Registration
-from actors.server.claims import Claim
+from actors.server.claims import Claim, breakdown
 from actors.server.commands import Commands
 from actors.server.config import ServerConfig
 from actors.server.effects import (
@@ -64,13 +64,15 @@ from actors.server.effects import (
     Tell,
     TellDurable,
 )
+from actors.server.explain import Explainer
 from actors.server.feeder import Feeder
 from actors.server.gateway import Gateway, Received
 from actors.server.ids import Ids
 from actors.server.jobs import job_map
 from actors.server.registry import Registry
 from actors.server.reports import REPORTS, Reports, abort_message
-from actors.server.scoring import Policy
+from actors.server.roster import Roster
+from actors.server.scoring import Faults, Policy
 from actors.server.sessions import Session, SessionTable
 from actors.server.settlement import Settlement
 from actors.server.status import status
@@ -120,6 +122,8 @@ class Farm:
         self.registry = Registry(
             sessions, registrations, lambda: ids.new("c"), snapshot.cordons, config.max_workers
         )
+        self.troubles: list[str] = []
+        """What the shell is to log, once each."""
         self.feeder = Feeder(
             max_attempts=config.max_attempts,
             retry_backoff=config.retry_backoff,
@@ -132,10 +136,15 @@ class Farm:
             abort_timeout=config.abort_timeout,
             reconnect_grace=config.reconnect_grace,
             idle_slot_ttl=config.idle_slot_ttl,
+            faults=Faults(self.troubles.append),
         )
+        self.roster = Roster(sessions, snapshot.workers)
+        self.explainer = Explainer(self.feeder, self.assigner, sessions, self.roster)
         self.admissions = Admissions(self.feeder, ids)
         self.reports = Reports(self.assigner, self.feeder, self.admissions)
-        self.commands = Commands(ids, self.registry, self.feeder, self.assigner, self.admissions)
+        self.commands = Commands(
+            ids, self.registry, self.feeder, self.assigner, self.admissions, self.explainer
+        )
         self.stopping = False
         self.lost_races = 0
 
@@ -153,10 +162,12 @@ class Farm:
         self._load(snapshot, others_alive, now)
 
     def _load(self, snapshot: Snapshot, others_alive: frozenset[str], now: float) -> None:
+        self.assigner.pool.history.load(snapshot.metrics, now)
+        self.assigner.instance.load(snapshot.waits)
         effects = self.feeder.load(snapshot, now)
         # What another living server handed out is its own to close.
         claims = [c for c in snapshot.claims if c.server not in others_alive]
-        self.assigner.load(claims, self._kinds(), now + self.config.orphan_grace)
+        self._adopt(claims, now)
         self._route(effects, now)
         for session in self.sessions:
             # The sessions of a dispatch that was restarted hold what they held.
@@ -262,11 +273,16 @@ class Farm:
         elif isinstance(answer.result, list):
             known = [c for c in answer.result if c.job_id in self.feeder.nodes]
             fresh = [c for c in known if c.job_id not in self.assigner.claims]
-            self.assigner.load(fresh, self._kinds(), now + self.config.orphan_grace)
+            self._adopt(fresh, now)
 
-    def _kinds(self) -> dict[str, m.Kind]:
-        nodes = self.feeder.nodes
-        return {j: "eval" if n.kind == "eval" else "build" for j, n in nodes.items()}
+    def _adopt(self, claims: Sequence[ClaimRecord], now: float) -> None:
+        nodes = {c.job_id: self.feeder.nodes[c.job_id] for c in claims}
+        self.assigner.load(
+            claims,
+            {j: "eval" if n.kind == "eval" else "build" for j, n in nodes.items()},
+            now + self.config.orphan_grace,
+            {j: (n.cls.project, (n.package, n.cls.system)) for j, n in nodes.items()},
+        )
 
     def expire(self, now: float) -> None:
         """Whatever is due by now, and the next chunk of an admission."""
@@ -290,7 +306,8 @@ class Farm:
         if now >= self._next_tick:
             # A late tick is one tick: missed ones merge.
             self._next_tick = now + self.config.tick
-            self.assigner.pool.tick()
+            self.assigner.tick(now)
+            self._route(self.roster.refresh(now), now)
             self._forget_commands(now)
 
     def _forget_commands(self, now: float) -> None:
@@ -349,6 +366,7 @@ class Farm:
                 self.pager.append(ListRequested(session.id))
             case m.WorkerCapabilities():
                 self._route(self.registry.announced(session, message), now)
+                self._route(self.roster.announced(session, now), now)
             case m.Ping():
                 self._tell(session.peer, m.Pong(nonce=message.nonce))
             case m.Pong():
@@ -450,6 +468,7 @@ class Farm:
     def _closed(self, closed: Closed, now: float) -> None:
         session = closed.session
         self.pager.append(Gone(session.id))
+        self._route(self.roster.left(session), now)
         if closed.cause == "silent":
             self._tell(session.peer, m.Reject(code=400, reason="no session: silent for too long"))
         released = self.assigner.detach(session, now, wait=closed.cause == "lost")
@@ -493,7 +512,7 @@ class Farm:
     def _claim(self, claim: Claim) -> None:
         self.feeder.claimed(claim.job_id)
         self.pager.append(Leave(claim.job_id))
-        score = encode_value({"total": claim.total, "rules": claim.scores or {}})
+        score = encode_value(breakdown(claim))
         self._settlement.claim(claim, OpenClaim(claim.record(self.server), score))
 
     def next_batch(self, now: float) -> Batch | None:

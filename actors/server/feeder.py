@@ -174,6 +174,10 @@ class Feeder:
                 seen.update(node.inputs)
         return True
 
+    def is_awaited(self, drv_path: str) -> bool:
+        """Whether jobs wait for a derivation that nobody reported yet."""
+        return drv_path in self._awaited
+
     def sizes_known(self, sizes: Iterable[tuple[str, int]]) -> None:
         """NAR sizes that a submission or a report tells."""
         self.sizes.update(sizes)

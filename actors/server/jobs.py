@@ -222,4 +222,5 @@ def pool_entry(node: Node, sizes: Mapping[str, int]) -> PoolEntry:
         required_paths=tuple((path, sizes.get(path)) for path in paths),
         drv_paths=(node.drv_path,) if node.drv_path else (),
         output_paths=node.outputs,
+        package=node.package,
     )

@@ -24,7 +24,7 @@ from actors.server.config import ServerConfig
 from actors.server.effects import Neighbours, RegistryFileChanged
 from actors.server.ids import epoch
 from actors.server.locks import ServerLocks
-from actors.server.policies import PolicyError, load_policy
+from actors.server.policies import PolicyError, load_policy, with_fair_share
 from actors.server.scoring import Policy
 from actors.supervision import GaveUp
 from transport.adapter import Context
@@ -52,6 +52,8 @@ def run_server(config: ServerConfig) -> int:
     check_exposure(config)
     try:
         policy = load_policy(config.policy)
+        if config.fair_share:
+            policy = with_fair_share(policy)
     except PolicyError as error:
         raise CannotStart(str(error)) from None
     if config.registry is not None:

@@ -38,8 +38,8 @@ class PoolEntry(Struct, frozen=True, kw_only=True, gc=False):  # holds no cycles
     """Paths with their NAR sizes in bytes where known."""
     drv_paths: tuple[str, ...] = ()
     output_paths: tuple[str, ...] = ()
-    output_size: float | None = None
-    """Bytes that its outputs are expected to have."""
+    package: str = ""
+    """Of a build: its `pname`, else its name; history is kept under it."""
     is_cluster_member: bool = False
     """Offered and scored like any job, but never the answer to a single request."""
 
@@ -59,6 +59,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """Authorized projects; None = every project (open mode)."""
     draining: bool = False
     max_builds: int = 0
+    has_metrics: bool = False
+    """`WorkerMetrics` was received."""
     cpu_count: int | None = None
     cpu_core_score: float | None = None
     cpu_usage_pct: float | None = None

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from msgspec.structs import replace
+
 from actors.server.scoring import Policy
-from actors.server.scoring.rules import EstimatedTime, Qos, RescoreWait, WaitTime
+from actors.server.scoring.load_rules import (
+    FairShare,
+    ReserveFetchWorkers,
+    ResourceSaturation,
+    TransferLimit,
+)
+from actors.server.scoring.rules import EstimatedTime, Overdue, Qos, RescoreWait, WaitTime
 
 DEFAULT_POLICY = "resource-aware"
 ENTRY_POINT_GROUP = "headrace.policies"
 
-_RULES = (EstimatedTime(), WaitTime(), Qos(), RescoreWait())
+_RULES = (
+    EstimatedTime(), WaitTime(), Qos(), RescoreWait(), ReserveFetchWorkers(), TransferLimit(),
+)  # fmt: skip
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy("simple", "the soonest finish, waiting time and priority", _RULES),
-        Policy(DEFAULT_POLICY, "as simple, and with regard to each machine's load", _RULES),
+        Policy("simple", "the soonest finish, waiting time and priority", (*_RULES, Overdue())),
+        Policy(
+            DEFAULT_POLICY,
+            "as simple, and with regard to each machine's load and memory",
+            (*_RULES, ResourceSaturation(), Overdue()),
+        ),
     )
 }
+FAIR_SHARE = FairShare()
+"""Off by default, see `with_fair_share`."""
 
 
 class PolicyError(Exception):
@@ -27,6 +43,14 @@ class PolicyError(Exception):
 
 class UnknownPolicy(PolicyError):
     """No policy has this name."""
+
+
+def with_fair_share(policy: Policy) -> Policy:
+    """The policy with the rule `fair-share`. Raises `PolicyError` unless it is
+    `resource-aware`."""
+    if policy.name != DEFAULT_POLICY:
+        raise PolicyError(f"policy '{policy.name}' has no fair-share; {DEFAULT_POLICY} has")
+    return replace(policy, rules=(*policy.rules[:-1], FAIR_SHARE, policy.rules[-1]))
 
 
 def known_policies() -> list[str]:

@@ -18,16 +18,19 @@ Theory of operation. Every pending job has a *row*, every worker a *slot*. Rows 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from actors.server.block import ELIGIBLE, FREE, KIND_CODES, MEMBER, PRESENT, REPORTED, Block
+from actors.server.block import ELIGIBLE, KIND_CODES, MEMBER, PRESENT, REPORTED, Block
 from actors.server.classes import ClassTable
+from actors.server.history import EVALUATION_SYSTEM, History, Key, Profile
 from actors.server.model import JobClass, PoolEntry, WorkerView, eligible
+from actors.server.profiles import ProfileTable
 from actors.server.ranks import Ranks
-from transport.messages import Score
+from transport.messages import Kind, Score
 
 
 class FleetMean:
@@ -74,6 +77,13 @@ class Pool:
         self._views: list[WorkerView | None] = []
         self._free_slots: list[int] = []
         self._classes = ClassTable(slots)
+        self._has_present: list[bool] = []
+        self.history = History(self._profile_changed)
+        self._clock = 0.0
+        self.profiles: dict[Kind, ProfileTable] = {
+            "build": ProfileTable(self._known_build),
+            "eval": ProfileTable(self._known_evaluation),
+        }
         self.download_mbps = FleetMean()
         self.upload_mbps = FleetMean()
 
@@ -109,20 +119,23 @@ class Pool:
         relabelled = self._ranks.add(entry.job_id)
         block, at = self._locate(row)
         code = KIND_CODES[entry.cls.kind]
-        block.kind[at] = code + MEMBER if entry.is_cluster_member else code
-        block.class_id[at] = class_id
-        block.rank[at] = self._ranks[entry.job_id]
-        block.ready_at[at] = entry.ready_at
-        block.prioritized[at] = entry.prioritized
-        block.interactive[at] = entry.interactive
-        block.output_size[at] = np.nan if entry.output_size is None else entry.output_size
-        block.ticks[at] = 0
+        block.fill(
+            at,
+            kind=code + MEMBER if entry.is_cluster_member else code,
+            class_id=class_id,
+            profile=self.profiles[entry.cls.kind].acquire(key_of(entry), entry.job_id),
+            rank=self._ranks[entry.job_id],
+            ready_at=entry.ready_at,
+            prioritized=entry.prioritized,
+            interactive=entry.interactive,
+            needs_fetch=entry.cls.needs_fetch,
+        )
         workers = len(self._views)
         block.state[:workers, at] = self._classes.of_class(class_id, workers)
         if relabelled:
             for job_id, other in self._rows.items():
                 block, at = self._locate(other)
-                block.rank[at] = self._ranks[job_id]
+                block.set_rank(at, self._ranks[job_id])
         return True
 
     def leave(self, job_id: str) -> PoolEntry | None:
@@ -134,8 +147,10 @@ class Pool:
         assert entry is not None
         self._ranks.drop(job_id)
         block, at = self._locate(row)
-        block.kind[at] = FREE
+        block.clear(at)
         self._classes.release(int(block.class_id[at]))
+        profiles = self.profiles[entry.cls.kind]
+        profiles.release(int(block.profile[at]), key_of(entry), job_id)
         self._free_row(row)
         while len(self._entries) > 2 * len(self._rows) + self._slack:
             self._move_last()
@@ -150,10 +165,13 @@ class Pool:
         assert entry is not None
         self._entries[row] = replace(entry, prioritized=prioritized)
         block, at = self._locate(row)
-        block.prioritized[at] = prioritized
+        block.set_prioritized(at, prioritized)
 
-    def tick(self) -> None:
-        """The 5 s timer went off."""
+    def tick(self, now: float | None = None) -> None:
+        """The 5 s timer went off; history that is too old is dropped."""
+        if now is not None:
+            self._clock = now
+            self.history.expire(now)
         for block, rows in self.blocks():
             ticks = block.ticks[:rows]
             np.add(ticks, 1, out=ticks, where=ticks < 255)
@@ -170,6 +188,8 @@ class Pool:
             if slot == self._capacity:
                 self._grow_slots()
             self._views.append(view)
+            self._has_present.append(False)
+        self._has_present[slot] = False
         self.download_mbps.replace(None, view.download_speed_mbps)
         self.upload_mbps.replace(None, view.upload_speed_mbps)
         for block, rows in self.blocks():
@@ -210,9 +230,15 @@ class Pool:
         not its candidates are ignored. Returns how many were taken."""
         # One by one takes 1.5 us a report and vectors 30 us a call: a new job brings one report
         # from every worker, a list brings pages of 1 000 (200 us instead of 400 us).
+        if not self._has_present[slot]:
+            self._has_present[slot] = any(score.outputs_present for score in scores)
         return (
             self._score_each(slot, scores) if len(scores) < 50 else self._score_page(slot, scores)
         )
+
+    def has_present(self, slot: int) -> bool:
+        """Whether the worker ever reported a job whose outputs it has."""
+        return self._has_present[slot]
 
     def _score_each(self, slot: int, scores: Sequence[Score]) -> int:
         taken = 0
@@ -251,6 +277,11 @@ class Pool:
             taken += len(at)
         return taken
 
+    def is_candidate(self, slot: int, job_id: str) -> bool:
+        """Whether a worker may run a pending job."""
+        block, at = self._locate(self._rows[job_id])
+        return bool(block.state[slot, at] & ELIGIBLE)
+
     def reported(self, slot: int, job_id: str) -> Score | None:
         """What a worker said of a pending job, if anything."""
         block, at = self._locate(self._rows[job_id])
@@ -280,11 +311,34 @@ class Pool:
         row = self._rows.get(job_id)
         return None if row is None else self._locate(row)
 
+    def by_class(self, figure: Callable[[JobClass], float]) -> NDArray[np.float64]:
+        """A figure of each class, by class id."""
+        return self._classes.figures(figure)
+
     def entry_at(self, number: int, row: int) -> PoolEntry:
         """The job in a row of block `number`, as `blocks()` counts."""
         entry = self._entries[number * self._block_rows + row]
         assert entry is not None
         return entry
+
+    # -- history ---------------------------------------------------------------------------
+
+    def profile_of(self, entry: PoolEntry) -> Profile | None:
+        """What is expected of a job; None when nothing is known."""
+        known = self._known_evaluation if entry.cls.kind == "eval" else self._known_build
+        return known(key_of(entry))
+
+    def _known_build(self, key: Key) -> Profile | None:
+        return self.history.of_build(key, self._clock)
+
+    def _known_evaluation(self, key: Key) -> Profile | None:
+        return self.history.of_evaluation(key[0])
+
+    def _profile_changed(self, is_evaluation: bool, key: Key) -> None:
+        profile, jobs = self.profiles["eval" if is_evaluation else "build"].changed(key)
+        for job_id in jobs:
+            block, at = self._locate(self._rows[job_id])
+            block.profile[at] = profile
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -322,7 +376,7 @@ class Pool:
         block, at = self._locate(row)
         source, source_at = self._locate(last)
         block.copy_row(at, source, source_at)
-        source.kind[source_at] = FREE
+        source.clear(source_at)
         self._entries[row] = entry
         self._rows[entry.job_id] = row
         self._free_row(last)
@@ -378,6 +432,22 @@ class Pool:
         live = sum(np.count_nonzero(block.kind) for block in self._blocks)
         assert live == len(self._rows)
         self._classes.check(jobs)
+        for block in self._blocks:
+            block.check()
+        for kind, table in self.profiles.items():
+            entries = {e.job_id: e for e in self if e.cls.kind == kind}
+            located = {job_id: self._locate(self._rows[job_id]) for job_id in entries}
+            table.check(
+                {job_id: int(block.profile[at]) for job_id, (block, at) in located.items()},
+                {job_id: key_of(entry) for job_id, entry in entries.items()},
+            )
+
+
+def key_of(entry: PoolEntry) -> Key:
+    """Under which its history is kept."""
+    if entry.cls.kind == "eval":
+        return (entry.cls.project, EVALUATION_SYSTEM)
+    return (entry.package, entry.cls.system)
 
 
 def _rights(view: WorkerView) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from actors.server.assigner import Assigner
 from actors.server.claims import Claim
 from actors.server.effects import Effect, Log, Record, Released, Tell, TellDurable
 from actors.server.feeder import Feeder
+from actors.server.scoring.columns import CONTENTION_PER_BUILD
 from actors.server.sessions import Session
 from transport import messages as m
 
@@ -67,7 +68,7 @@ class Reports:
             case m.JobFailed():
                 return self._failed(session, claim, report, now)
             case m.BuildProgress() | m.EvalProgress():
-                claim.progress = report
+                self._assigner.progressed(claim, report)
                 return []
             case m.LogChunk():
                 return [Log(claim.job_id, claim.assignment_id, report.data)]
@@ -167,11 +168,14 @@ class Reports:
             # `Recorded` promises that its derivations are durable too.
             self._held[claim.job_id] = (session, report)
             return []
+        self._assigner.finished(claim, session, report.spans or ())
         self._assigner.release(claim)
         effects = self._close(claim, "Completed", None, now)
         output = claim.output
-        if output is not None and output.metrics is not None and not output.substituted:
-            effects.append(Record(self._metric(session, claim, output.metrics, now)))
+        if claim.kind == "eval":
+            effects += self._learn(session, claim, _duration(claim, now), now)
+        elif output is not None and output.metrics is not None and not output.substituted:
+            effects += self._learn(session, claim, output.metrics, now)
         effects += self._feeder.completed(claim.job_id, now)
         return [*effects, _recorded(session, claim)]
 
@@ -181,6 +185,9 @@ class Reports:
         self._held.pop(claim.job_id, None)
         self._assigner.release(claim)
         effects = self._close(claim, _OUTCOMES[report.kind], report.error, now)
+        metrics = report.metrics
+        if claim.kind == "build" and metrics is not None and metrics.oom:
+            effects += self._learn(session, claim, metrics, now)
         if report.kind not in ("Aborted", "Canceled"):
             effects += self._feeder.failed(claim.job_id, report.kind, report.error, now)
         elif claim.abort_reason is not None:
@@ -195,12 +202,13 @@ class Reports:
         closed = CloseClaim(claim.assignment_id, now, outcome, error)
         return [Record(closed), Released(claim.worker)]
 
-    def _metric(
+    def _learn(
         self, session: Session, claim: Claim, metrics: m.BuildMetrics, now: float
-    ) -> AddMetric:
+    ) -> list[Effect]:
+        """What ran for real becomes history: here, and in the ledger for later servers."""
         node = self._feeder.nodes[claim.job_id]
         others = self._assigner.open_builds(session.worker)
-        return AddMetric(
+        metric = AddMetric(
             assignment_id=claim.assignment_id,
             package=node.package,
             system=node.cls.system,
@@ -210,9 +218,16 @@ class Reports:
             peak_ram_mb=metrics.peak_ram_mb,
             output_nar_size=metrics.output_nar_size,
             oom=bool(metrics.oom),
-            contention=1 + 0.04 * others,
+            contention=1 + CONTENTION_PER_BUILD * others,
             core_score=session.announced.cpu_core_score if session.announced else None,
         )
+        self._assigner.learn(metric)
+        return [Record(metric)]
+
+
+def _duration(claim: Claim, now: float) -> m.BuildMetrics:
+    """Of an evaluation that is done, all that is known is how long it took."""
+    return m.BuildMetrics(wall_time_ms=round(max(0.0, now - claim.claimed_at) * 1000))
 
 
 def abort_message(claim: Claim) -> m.AbortJob:

@@ -62,6 +62,7 @@ class Session:
             projects=self.projects,
             draining=self.draining or self.cordon is not None,
             max_builds=told.max_concurrent_builds if told else 0,
+            has_metrics=self.metrics is not None,
             cpu_count=told.cpu_count if told else None,
             ram_total_mb=told.ram_total_mb if told else None,
             cpu_core_score=told.cpu_core_score if told else None,

@@ -25,6 +25,7 @@ CLIENT_COMMANDS = {
     "jobs": [],
     "wait": [],
     "logs": ["j"],
+    "explain": ["j"],
     "cancel": ["j"],
     "prioritize": ["j"],
     "drain": ["w"],

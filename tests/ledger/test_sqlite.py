@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -354,7 +355,8 @@ def _write_for_ever(folder, started) -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.13])
-def test_kill_9_leaves_whole_transactions_only(tmp_path, pause):
+def test_kill_9_leaves_whole_transactions_only(tmp_path, pause, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # the child finds this module there
     context = multiprocessing.get_context("spawn")
     started = context.Event()
     process = context.Process(target=_write_for_ever, args=(tmp_path, started))

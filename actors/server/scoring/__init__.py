@@ -1,8 +1,17 @@
 """Which of a worker's candidates is assigned to it, and why (see docs/scoring.md)."""
 
-from actors.server.scoring.columns import Averages, Bools, Columns, Floats
-from actors.server.scoring.decide import Decision, Explanation, Policy, decide, explain
-from actors.server.scoring.rules import Rule
+from actors.server.scoring.columns import Averages, Bools, Columns, Extremes, Floats, Situation
+from actors.server.scoring.decide import (
+    Decision,
+    Explanation,
+    Faults,
+    Policy,
+    decide,
+    explain,
+    find_held,
+    outranking,
+)
+from actors.server.scoring.rules import NeverVetoes, Rule
 
 __all__ = [
     "Averages",
@@ -10,9 +19,15 @@ __all__ = [
     "Columns",
     "Decision",
     "Explanation",
+    "Extremes",
+    "Faults",
     "Floats",
+    "NeverVetoes",
     "Policy",
     "Rule",
+    "Situation",
     "decide",
     "explain",
+    "find_held",
+    "outranking",
 ]

@@ -1,4 +1,4 @@
-"""The rules of the built-in policies.
+"""The rules of the built-in policies that rank a job by what it costs and how long it waits.
 
 A rule scores and vetoes whole columns; it is stateless and never reads a clock. One number
 stands for the same score for every candidate, None for no veto at all.
@@ -10,18 +10,33 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.server.scoring.columns import Bools, Columns, Floats
+from actors.server.scoring.columns import Bools, Columns, Extremes, Floats, seconds_per_byte
 
-READ_SHARE_MBPS, WRITE_SHARE_MBPS = 1200.0, 1120.0
-"""What all transfers in one direction share."""
-SECS_PER_PATH = 0.18
 MAX_ESTIMATE_SECS = 3600.0
-_NEVER = 1e12
-"""Seconds a byte at a speed of zero: beyond every estimate, but 0 bytes still take 0."""
+MAX_WAIT = 4000.0
+DEFAULT_WAIT_SECS = 60.0
+PRIORITIZED, INTERACTIVE = 5000.0, 1000.0
+RESCORE_TICKS = 4
+OVERDUE_AFTER_SECS, OVERDUE_PER_SEC = 1800.0, 5.0
+
+__all__ = [
+    "EstimatedTime",
+    "Overdue",
+    "Qos",
+    "RescoreWait",
+    "Rule",
+    "WaitTime",
+    "seconds_per_byte",
+]
 
 
 class Rule(Protocol):
-    """One reason to prefer a candidate, or to refuse it for now."""
+    """One reason to prefer a candidate, or to refuse it for now.
+
+    A rule may also have `weight`, the range of its scores in words, and
+    `best(extremes)`: what no job of each block scores above. If all rules of a policy have it,
+    blocks that cannot hold the winner are passed over; without it all are looked at.
+    """
 
     @property
     def name(self) -> str: ...
@@ -37,87 +52,127 @@ class Rule(Protocol):
         """True for each candidate that must not be assigned now."""
 
 
-def seconds_per_byte(
-    speed_mbps: float | None, fleet_mbps: float | None, share_mbps: float, in_flight: int
-) -> float:
-    """What one more transfer beside those in flight takes. An unknown speed is the fleet's
-    mean; without that only the share counts."""
-    rate = share_mbps / (in_flight + 1)
-    known = fleet_mbps if speed_mbps is None else speed_mbps
-    if known is not None:
-        rate = min(known, rate)
-    return min(8e-6 / rate, _NEVER) if rate > 0 else _NEVER
+class NeverVetoes:
+    """The part of a rule that only scores."""
 
-
-class EstimatedTime:
-    name = "estimated-time"
-    description = "3600 less the seconds the job is expected to take on this worker"
-
-    def score(self, view: Columns) -> Floats | float:
-        if view.kind == "eval":
-            return MAX_ESTIMATE_SECS  # nothing is known of evaluations without a history
-        worker, averages = view.worker, view.averages
-        download = seconds_per_byte(
-            worker.download_speed_mbps, averages.download_mbps, READ_SHARE_MBPS, averages.downloads
-        )
-        upload = seconds_per_byte(
-            worker.upload_speed_mbps, averages.upload_mbps, WRITE_SHARE_MBPS, averages.uploads
-        )
-        seconds = view.missing_nar_size * download
-        seconds += view.missing_count * SECS_PER_PATH
-        np.putmask(seconds, view.outputs_present, 0.0)
-        if view.has_output_sizes:
-            seconds += np.nan_to_num(view.output_size) * upload
-        np.minimum(seconds, MAX_ESTIMATE_SECS, out=seconds)
-        return np.subtract(MAX_ESTIMATE_SECS, seconds, out=seconds)
-
-    def veto(self, view: Columns) -> None:  # noqa: ARG002 - the rule's form
+    def veto(self, view: Columns) -> Bools | None:  # noqa: ARG002 - the rule's form
+        """Nothing."""
         return None
 
 
-class WaitTime:
+class EstimatedTime(NeverVetoes):
+    name = "estimated-time"
+    description = "3600 less the seconds the job is expected to take on this worker"
+    weight = "0 to 3600"
+
+    def score(self, view: Columns) -> Floats | float:
+        request = view.request
+        work = view.of_profile(request.work_secs)
+        if view.kind == "eval":
+            return _below_limit(work)
+        seconds = view.missing_nar_size * request.download_secs_per_byte
+        seconds += view.missing_count * view.averages.path_secs
+        seconds += work
+        present = view.outputs_present
+        if present is not None:
+            upload = view.of_profile(request.upload_secs)
+            np.copyto(seconds, upload, where=present)
+        return _below_limit(seconds)
+
+    def best(self, extremes: Extremes) -> float:
+        request = extremes.request
+        least = float(request.work_secs.min())
+        if request.may_have_outputs and request.kind == "build":
+            least = min(least, float(request.upload_secs.min()))
+        return MAX_ESTIMATE_SECS - min(MAX_ESTIMATE_SECS, least)
+
+
+def _below_limit(seconds: Floats | float) -> Floats | float:
+    if isinstance(seconds, float):
+        return MAX_ESTIMATE_SECS - min(MAX_ESTIMATE_SECS, seconds)
+    # Comparing all and finding none above it costs a third of taking each one's minimum.
+    if np.maximum.reduce(seconds) > MAX_ESTIMATE_SECS:
+        seconds = np.minimum(seconds, MAX_ESTIMATE_SECS)
+    return np.subtract(MAX_ESTIMATE_SECS, seconds)
+
+
+class WaitTime(NeverVetoes):
     name = "wait-time"
     description = "60 for each mean wait of the last hour that the job waited, at most 4000"
+    weight = "0 to 4000"
 
     def score(self, view: Columns) -> Floats | float:
         average = view.averages.wait_secs
         if average is None:
-            average = 60.0
+            average = DEFAULT_WAIT_SECS
         if average == 0:
-            return np.where(view.waited > 0, 4000.0, 0.0)
-        score: Floats = view.waited * 60.0
-        score /= average
-        return np.minimum(score, 4000.0, out=score)
+            return np.where(view.waited > 0, MAX_WAIT, 0.0)
+        score: Floats = view.waited * (60.0 / average)  # dividing each would take 5 times as long
+        return (
+            np.minimum(score, MAX_WAIT, out=score) if np.maximum.reduce(score) > MAX_WAIT else score
+        )
 
-    def veto(self, view: Columns) -> None:  # noqa: ARG002 - the rule's form
-        return None
+    def best(self, extremes: Extremes) -> Floats:
+        average = extremes.request.averages.wait_secs
+        if average is None:
+            average = DEFAULT_WAIT_SECS
+        if average == 0:
+            return np.where(extremes.waited > 0, MAX_WAIT, 0.0)
+        return np.minimum(MAX_WAIT, extremes.waited * (60.0 / average))
 
 
-class Qos:
+class Qos(NeverVetoes):
     name = "qos"
     description = "5000 for a prioritized job, 1000 if a person at a terminal waits for it"
+    weight = "0 to 6000"
 
     def score(self, view: Columns) -> Floats | float:
-        # Most blocks have none of one or the other; asking costs a tenth of adding zeros.
         score: Floats | float = 0.0
-        if view.prioritized.any():
-            score = np.multiply(view.prioritized, 5000.0, dtype=np.float64)
-        if view.interactive.any():
-            score = score + np.multiply(view.interactive, 1000.0, dtype=np.float64)
+        if view.block.priorities:
+            score = np.multiply(view.prioritized, PRIORITIZED, dtype=np.float64)
+        if view.block.interactives:
+            score = score + np.multiply(view.interactive, INTERACTIVE, dtype=np.float64)
         return score
 
-    def veto(self, view: Columns) -> None:  # noqa: ARG002 - the rule's form
-        return None
+    def best(self, extremes: Extremes) -> Floats:
+        best: Floats = PRIORITIZED * extremes.prioritized + INTERACTIVE * extremes.interactive
+        return best
 
 
 class RescoreWait:
     name = "rescore-wait"
     description = "holds a build back until this worker reported it, for 4 ticks of 5 s at most"
+    weight = "veto"
 
     def score(self, view: Columns) -> float:  # noqa: ARG002 - the rule's form
         return 0.0
 
     def veto(self, view: Columns) -> Bools | None:
-        if view.kind == "eval":
+        if view.kind == "eval" or view.all_reported:
             return None
-        return ~view.reported & (view.ticks < 4)
+        return ~view.reported & (view.ticks < RESCORE_TICKS)
+
+    def best(self, extremes: Extremes) -> float:  # noqa: ARG002 - the rule's form
+        return 0.0
+
+
+class Overdue(NeverVetoes):
+    """Comes last: it looks at the sum of all others."""
+
+    name = "overdue"
+    description = "after half an hour lifts a total below 0 by 5 a second, up to 0"
+    weight = "up to what lacks to 0"
+
+    def score(self, view: Columns) -> Floats | float:
+        if view.now - view.block.oldest_ready_at <= OVERDUE_AFTER_SECS:
+            return 0.0
+        lacking = np.negative(view.subtotal)
+        if lacking.max() <= 0:
+            return 0.0
+        earned = (view.waited - OVERDUE_AFTER_SECS) * OVERDUE_PER_SEC
+        lift: Floats = np.minimum(earned, lacking)
+        return np.maximum(lift, 0.0, out=lift)
+
+    def best(self, extremes: Extremes) -> Floats:
+        lacking = np.maximum(0.0, -extremes.subtotal)
+        return np.where(extremes.waited > OVERDUE_AFTER_SECS, lacking, 0.0)
