@@ -32,6 +32,7 @@ from transport.interface import Connector
 
 WORKERS = ("amber", "birch", "cedar")
 SLOTS = 2
+LATE_SIGNAL_SECS = 0.05
 START_SECS = 20.0
 GRAPH_SECS = 300.0
 POLL_SECS = 0.05
@@ -64,6 +65,14 @@ async def _demo(connector: Connector, keep: bool) -> None:
                 note(f"kept {home}")
             else:
                 shutil.rmtree(home, ignore_errors=True)
+            await _swallow(signals)
+
+
+async def _swallow(signals: AsyncIterator[int]) -> None:
+    """Takes what came while all was cleaned up: Trio would raise it again at the end."""
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + LATE_SIGNAL_SECS):
+        async for _ in signals:
+            pass
 
 
 async def _stop_on(signals: AsyncIterator[int]) -> NoReturn:
