@@ -95,8 +95,7 @@ async def _main(
     code = 1
     async with Context() as context, trio.open_nursery() as nursery:
         if keys is not None:
-            authenticator = Authenticator(context, _client_keys(config))
-            await nursery.start(authenticator.run)
+            nursery.start_soon(Authenticator(context, _client_keys(config)).run)
         try:
             router = ZmqRouter(context, config.listen, keys)
         except BindFailed as error:

@@ -155,6 +155,23 @@ def test_two_servers_share_a_ledger_and_never_assign_a_job_twice(farm):
     assert_once_and_in_order(farm, 80)
 
 
+def test_with_curve_only_the_keys_that_are_listed_get_in(farm):
+    own = str(farm.folder / "own")
+    assert farm.run("keygen", own).returncode == 0
+    state = farm.folder / "state"
+    state.mkdir()
+    (state / "authorized_keys").write_text((farm.folder / "own.pub").read_text())
+    farm.server("--curve")
+    keys = ("--server-key", str(state / "server.pub"), "--key", own)
+    farm.worker("w1", *keys)
+    until(lambda: '"w1"' in farm.run("status", "--json", *keys).stdout, "the worker is there")
+    refused = ("--connect-timeout", "2")
+    assert farm.run("status", "--once", *refused).returncode == 3
+    stranger = farm.run("status", "--once", "--server-key", str(state / "server.pub"), *refused)
+    assert stranger.returncode in (3, 4)
+    assert len(stranger.stderr.splitlines()) == 1
+
+
 def test_an_address_in_use_is_said_in_one_line(farm):
     farm.server()
     second = farm.run("server", "--listen", farm.endpoint, "--state-dir", str(farm.folder / "b"))
