@@ -72,6 +72,30 @@ def load_public(path_public: Path) -> str:
     return _read(path_public, is_secret=False)
 
 
+def read_authorized(path: Path) -> set[str]:
+    """Reads a list of public keys: one a line, whatever follows it on the line is a comment.
+
+    So is a line that starts with `#`; within a key it is a digit of Z85, but never the first:
+    five digits that start with it exceed 32 bits. Raises `KeyFileError`, which names the line
+    that is neither.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"cannot read {path}: {error}") from None
+    keys = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        key = line.split(maxsplit=1)[0]
+        if not is_key(key):
+            raise KeyFileError(
+                f"{path}, line {number}: {key!r} is not a Z85 public key (headrace keygen)"
+            )
+        keys.add(key)
+    return keys
+
+
 def is_key(text: str) -> bool:
     """Whether the text is a key in Z85."""
     if len(text) != _KEY_LENGTH or not text.isascii():

@@ -28,8 +28,10 @@ MERGE_CHUNK = 250
 ANSWER_CHUNK = 10_000
 """Jobs named per frame of an answer: some 1.5 MB."""
 MAX_JOBS = 1_000_000
-"""Of one submission."""
+"""Of one submission, and of all together that are still being sent."""
 MAX_OPEN_SUBMISSIONS = 64
+MAX_REFUSED = 10_000
+"""Submissions refused before their final part, whose other parts are dropped."""
 EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 
 
@@ -37,6 +39,9 @@ EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 class _Submission:
     jobs: list[m.SubmittedJob] = field(default_factory=list)
     evaluations: list[m.SubmittedEvaluation] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.jobs) + len(self.evaluations)
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class Admissions:
         self._feeder = feeder
         self._ids = ids
         self._parts: dict[tuple[bytes, int], _Submission] = {}
+        self._refused: dict[tuple[bytes, int], None] = {}
         self._sent: set[str] = set()
         self._merges: deque[_Merge] = deque()
 
@@ -65,18 +71,27 @@ class Admissions:
         """One part of a submission; the final one sends it to the ledger."""
         key = (peer, part.request)
         sender = Sender(peer, part.request)
+        if key in self._refused:
+            if part.is_final:
+                del self._refused[key]
+            return []
+        effects: list[Effect] = []
+        busy = "the server is taking too many submissions at once: try again"
         if key not in self._parts and len(self._parts) >= MAX_OPEN_SUBMISSIONS:
-            del self._parts[next(iter(self._parts))]
+            effects.append(self._refuse(next(iter(self._parts)), EXIT_FAILED, busy))
         submission = self._parts.setdefault(key, _Submission())
         submission.jobs += part.jobs
         submission.evaluations += part.evaluations
-        if len(submission.jobs) + len(submission.evaluations) > MAX_JOBS:
-            del self._parts[key]
+        if len(submission) > MAX_JOBS:
             text = f"a submission has at most {MAX_JOBS} jobs: split the file"
-            refusal = m.CmdError(request=part.request, code=EXIT_BAD_INPUT, message=text)
-            return [Tell(peer, refusal)]
+            effects.append(self._refuse(key, EXIT_BAD_INPUT, text))
+        elif sum(map(len, self._parts.values())) > MAX_JOBS:
+            effects.append(self._refuse(key, EXIT_FAILED, busy))
         if not part.is_final:
-            return []
+            return effects
+        if key in self._refused:
+            del self._refused[key]
+            return effects
         del self._parts[key]
         requester = self._ids.new("s")
         job_ids, interactive = self._ids.many("j"), part.interactive
@@ -88,12 +103,22 @@ class Admissions:
                 interactive=interactive, assume_inputs_built=assume_built,
             )  # fmt: skip
 
-        return [self._send(requester, draft, sender)]
+        return [*effects, self._send(requester, draft, sender)]
+
+    def _refuse(self, key: tuple[bytes, int], code: int, text: str) -> Tell:
+        """Whole or not at all: what comes of it after this is dropped, up to the final part."""
+        del self._parts[key]
+        self._refused[key] = None
+        if len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        peer, request = key
+        return Tell(peer, m.CmdError(request=request, code=code, message=text))
 
     def abandoned(self, peer: bytes) -> None:
         """The sender of parts is gone before the final one."""
-        for key in [key for key in self._parts if key[0] == peer]:
-            del self._parts[key]
+        for key in [key for key in (*self._parts, *self._refused) if key[0] == peer]:
+            self._parts.pop(key, None)
+            self._refused.pop(key, None)
 
     def evaluated(
         self, job_id: str, project: str, derivations: Sequence[m.Derivation], now: float

@@ -94,6 +94,7 @@ class Server:
 
     def stop(self) -> None:
         """Tells every session that the server is stopping; nothing is assigned from now on."""
+        self.world.is_stopping = True
         self.world.post(StopRequested())
 
     def kill(self, actor: str) -> None:

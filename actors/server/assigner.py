@@ -161,6 +161,8 @@ class Assigner:
         if view.draining:
             self._clear_idle(session.worker)
             self._reserved.pop(session.worker, None)
+        elif self._is_full(session, "build"):
+            self._idle.pop((session.worker, "build"), None)
         if session.metrics is not None and session.metrics.build_peak_ram_mb:
             for job_id, peak in session.metrics.build_peak_ram_mb.items():
                 claim = self.claims.get(job_id)
@@ -342,11 +344,11 @@ class Assigner:
     def finished(self, claim: Claim, session: Session, spans: Sequence[m.Span]) -> None:
         """A build is done: what its prefetch took beyond the bytes counts for the time that a
         path takes."""
-        if claim.reported is None or not claim.reported.missing_count:
+        view = self._views.get(session.id)
+        if view is None or claim.reported is None or not claim.reported.missing_count:
             return
         for span in spans:
             if span.phase == "prefetch":
-                view = self._views[session.id]
                 fleet = self.pool.download_mbps.mean
                 per_byte = seconds_per_byte(view.download_speed_mbps, fleet, READ_SHARE_MBPS, 0)
                 size = claim.reported.missing_nar_size if span.bytes is None else span.bytes

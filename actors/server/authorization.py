@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from transport import messages as m
+from transport.curve import is_key
 
 
 class BadRegistry(Exception):
@@ -77,6 +78,10 @@ def read_registry(text: str, source: str) -> dict[str, Registration]:
             raise BadRegistry(
                 f"{source}: worker {worker}: unknown capability {min(unknown)!r}; "
                 "known are fetch, eval, build"
+            )
+        if registration.key is not None and not is_key(registration.key):
+            raise BadRegistry(
+                f"{source}: worker {worker}: key is not a Z85 public key (headrace keygen)"
             )
         for project, stored in registration.projects.items():
             prefix, _, digest = stored.partition(":")

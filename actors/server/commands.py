@@ -16,7 +16,6 @@ import msgspec
 from actors.ledger.port import Answer, Query
 from actors.ledger.records import TERMINAL, JobInfo, PastClaim, SetCordon
 from actors.server.admissions import Admissions
-from actors.server.assigner import Assigner
 from actors.server.effects import Ask, Effect, ReadLog, Record, Tell, TellDurable
 from actors.server.explain import Explainer
 from actors.server.feeder import Feeder
@@ -57,14 +56,12 @@ class Commands:
         ids: Ids,
         registry: Registry,
         feeder: Feeder,
-        assigner: Assigner,
         admissions: Admissions,
         explainer: Explainer,
     ) -> None:
         self._ids = ids
         self._registry = registry
         self._feeder = feeder
-        self._assigner = assigner
         self._admissions = admissions
         self._explainer = explainer
         self._waiting: dict[str, _Waiting] = {}
@@ -256,7 +253,6 @@ class Commands:
             if job_id not in self._feeder.nodes:
                 continue
             effects += self._feeder.prioritize(job_id, prioritized=message.prioritized)
-            self._assigner.pool.set_prioritized(job_id, message.prioritized)
         return [*effects, TellDurable(peer, m.CmdDone(request=message.request))]
 
     def _drain(

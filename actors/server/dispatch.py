@@ -16,7 +16,7 @@ import trio
 from actors.ledger.errors import LedgerFailed
 from actors.ledger.port import CommitFailed
 from actors.server.claims import Claim
-from actors.server.effects import PeerGone
+from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
 from transport import messages as m
@@ -71,6 +71,7 @@ class Dispatch:
             world.load_registrations(), snapshot, trio.current_time(),
             first_batch=world.batches + 1, others_alive=world.others_alive(),
         )  # fmt: skip
+        self._turn((), (StopRequested(),) if world.is_stopping else ())
         self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_socket)
@@ -114,7 +115,7 @@ class Dispatch:
             while len(self._world.outbox):
                 await trio.sleep(pause)
                 pause = min(2 * pause, FLUSH_MAX_SECS)
-                gone = self._world.outbox.flush()
+                gone = self._world.outbox.flush(trio.current_time())
                 if gone:
                     self._peers_gone(gone)
             self._flush_wanted = trio.Event()

@@ -27,7 +27,16 @@ from actors.ledger.port import (
     Query,
     Synced,
 )
-from actors.ledger.records import ClaimRecord, ForeignChanges, OpenClaim, Snapshot
+from actors.ledger.records import (
+    TERMINAL,
+    ClaimRecord,
+    ForeignChanges,
+    OpenClaim,
+    SetJob,
+    SetPriority,
+    Snapshot,
+    Write,
+)
 from actors.server.admissions import Admissions
 from actors.server.assigner import Assigner
 from actors.server.authorization import Registration
@@ -142,9 +151,7 @@ class Farm:
         self.explainer = Explainer(self.feeder, self.assigner, sessions, self.roster)
         self.admissions = Admissions(self.feeder, ids)
         self.reports = Reports(self.assigner, self.feeder, self.admissions)
-        self.commands = Commands(
-            ids, self.registry, self.feeder, self.assigner, self.admissions, self.explainer
-        )
+        self.commands = Commands(ids, self.registry, self.feeder, self.admissions, self.explainer)
         self.stopping = False
         self.lost_races = 0
 
@@ -335,11 +342,11 @@ class Farm:
                 effects = self.registry.init(peer, message, received.user_id, now)
             case m.AuthResponse():
                 effects = self.registry.auth_response(peer, message, now)
-            case m.CmdStatus() if peer in self.sessions.commands:
-                self.status_requests.append((peer, message))
-                return
-            case _ if peer in self.sessions.commands:
+            case _ if isinstance(message, m.COMMAND_MESSAGES) and peer in self.sessions.commands:
                 self.sessions.commands[peer] = now
+                if isinstance(message, m.CmdStatus):
+                    self.status_requests.append((peer, message))
+                    return
                 effects = self.commands.take(peer, message, now)
             case m.Ping() if self.registry.in_handshake(peer):
                 effects = [Tell(peer, m.Pong(nonce=message.nonce))]
@@ -394,7 +401,7 @@ class Farm:
         for effect in effects:
             match effect:
                 case Record():
-                    self._settlement.record(effect.write)
+                    self._record(effect.write)
                 case Tell():
                     self._tell(effect.peer, effect.message)
                 case TellDurable():
@@ -424,6 +431,13 @@ class Farm:
                     self.admissions_out.append(effect.request)
                 case Log() | ReadLog():
                     self.logs.append(effect)
+
+    def _record(self, write: Write) -> None:
+        self._settlement.record(write)
+        if isinstance(write, SetPriority):
+            self.assigner.pool.set_prioritized(write.job_id, write.prioritized)
+        elif isinstance(write, SetJob) and write.status in TERMINAL:
+            self.assigner.forget(write.job_id)
 
     def _tell(self, peer: bytes, message: m.Message) -> None:
         self.out.append((peer, encode(message), None))

@@ -58,6 +58,8 @@ class Feeder:
         self._awaited: dict[str, list[Node]] = {}
         # What ended while an admission is between its look at the ledger and its merge.
         self._recent: dict[str, tuple[Status, tuple[str, ...]]] = {}
+        # Requesters that were withdrawn while an admission was on its way.
+        self._withdrawn: set[str] = set()
         self._admissions = 0
         self._out: list[Effect] = []
 
@@ -106,6 +108,7 @@ class Feeder:
         self._admissions -= 1
         if not self._admissions:
             self._recent.clear()
+            self._withdrawn.clear()
         evaluation = self.nodes.get(requester)
         if evaluation is not None:
             evaluation.admissions -= 1
@@ -124,7 +127,12 @@ class Feeder:
                 fresh.append(record)
             else:
                 self._wanted_too(known.job_id, record, requester)
-        return self._take_in(fresh, requester, admitted, now)
+        effects = self._take_in(fresh, requester, admitted, now)
+        if requester in self._withdrawn:
+            unwanted, more = self.withdraw(requester)
+            effects += more
+            effects += self.cancel(unwanted, now)[2]
+        return effects
 
     def _take_in(
         self, records: Sequence[JobRecord], requester: str, admitted: Admitted, now: float
@@ -371,6 +379,8 @@ class Feeder:
         evaluation = self.nodes.get(requester)
         if evaluation is not None:
             evaluation.children = 0
+        if self._admissions:
+            self._withdrawn.add(requester)
         self._out.append(Record(DropRequester(requester)))
         nested = [j for j in unwanted if j != requester and self.nodes[j].kind == "eval"]
         for evaluation_id in nested:

@@ -1,8 +1,12 @@
-"""Build logs on disk: one file per assignment, appended in batches off the loop."""
+"""Build logs on disk: one file per assignment, appended in batches off the loop.
+
+A disk that takes or gives nothing costs logs; it is no reason for the actor to fail.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +17,8 @@ from actors.ledger.actor import Offload
 from actors.ledger.port import Waiting
 from actors.server.effects import Log, ReadLog
 from transport import messages as m
+
+log = logging.getLogger("headrace.logbook")
 
 MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 * 2**20
@@ -30,6 +36,7 @@ class Logbook:
         self._waiting: Waiting[Log | ReadLog] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
         self.dropped = 0
+        """Chunks that found the queue or the disk full."""
 
     @property
     def queue(self) -> int:
@@ -64,30 +71,41 @@ class Logbook:
                 if isinstance(item, ReadLog):
                     break
                 chunks.append(item)
-            await offload(self._append, chunks)
+            self.dropped += await offload(self._append, chunks)
             for chunk in chunks:
                 self._waiting.done()
                 self._queued_bytes -= len(chunk.data)
 
-    def _append(self, chunks: Iterable[Log]) -> None:
+    def _append(self, chunks: Iterable[Log]) -> int:
+        """Returns how many chunks could not be written."""
+        lost = 0
         by_file: dict[Path, list[bytes]] = {}
         for chunk in chunks:
             path = self._job_folder(chunk.job_id) / f"{_file_name(chunk.assignment_id)}.log"
             by_file.setdefault(path, []).append(chunk.data)
         for path, parts in by_file.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                room = max(0, MAX_LOG_BYTES - file.tell())
-                file.write(b"".join(parts)[:room])
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as file:
+                    room = max(0, MAX_LOG_BYTES - file.tell())
+                    file.write(b"".join(parts)[:room])
+            except OSError as error:
+                log.error("a build log is not written: %s", error)  # noqa: TRY400 - one line
+                lost += len(parts)
+        return lost
 
     def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
         """Up to 1 MiB of the newest run's log from `offset`, and where the next part starts."""
         files = sorted(self._job_folder(job_id).glob("*.log"), key=lambda p: p.stat().st_mtime_ns)
-        if not files:
+        if not files or offset > MAX_LOG_BYTES:
             return b"", offset
-        with files[-1].open("rb") as file:
-            file.seek(offset)
-            data = file.read(READ_BYTES)
+        try:
+            with files[-1].open("rb") as file:
+                file.seek(offset)
+                data = file.read(READ_BYTES)
+        except OSError as error:
+            log.error("a build log is not read: %s", error)  # noqa: TRY400 - one line
+            return b"", offset
         return data, offset + len(data)
 
     def _job_folder(self, job_id: str) -> Path:

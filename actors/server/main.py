@@ -28,7 +28,7 @@ from actors.server.policies import PolicyError, load_policy, with_fair_share
 from actors.server.scoring import Policy
 from actors.supervision import GaveUp
 from transport.adapter import Context
-from transport.curve import Authenticator, KeyFileError, KeyPair, generate, is_key, load
+from transport.curve import Authenticator, KeyFileError, KeyPair, generate, load, read_authorized
 from transport.interface import BindFailed, Router
 from transport.zmq_sockets import ZmqRouter
 
@@ -91,11 +91,12 @@ async def _main(
     config: ServerConfig, policy: Policy, server: str, ledger: SqliteLedger, locks: ServerLocks
 ) -> int:
     keys = _server_keys(config.state_dir) if config.curve else None
+    client_keys = _client_keys(config) if config.curve else None
     failure: BindFailed | None = None
     code = 1
     async with Context() as context, trio.open_nursery() as nursery:
         if keys is not None:
-            nursery.start_soon(Authenticator(context, _client_keys(config)).run)
+            nursery.start_soon(Authenticator(context, client_keys).run)
         try:
             router = ZmqRouter(context, config.listen, keys)
         except BindFailed as error:
@@ -118,18 +119,17 @@ def _server_keys(state_dir: Path) -> KeyPair:
 
 
 def _client_keys(config: ServerConfig) -> set[str] | None:
-    """The keys that may connect: those of `<state-dir>/authorized_keys` (one a line, # starts
-    a comment) and of the registry's workers; any key while there is no such file."""
+    """The keys that may connect: those of `<state-dir>/authorized_keys` and of the registry's
+    workers; any key while there is no such file."""
     path = config.state_dir / "authorized_keys"
-    if not path.exists():
+    try:
+        keys = read_authorized(path) if path.exists() else None
+    except KeyFileError as error:
+        raise CannotStart(str(error)) from None
+    if keys is None:
         log.warning("any key may connect: there is no %s", path)
         return None
-    lines = (line.partition("#")[0].strip() for line in path.read_text("utf-8").splitlines())
-    keys = {line for line in lines if line}
     keys.update(r.key for r in (_registrations(config) or {}).values() if r.key is not None)
-    bad = sorted(key for key in keys if not is_key(key))
-    if bad:
-        raise CannotStart(f"{path}: {bad[0]!r} is not a Z85 public key (headrace keygen)")
     return keys
 
 

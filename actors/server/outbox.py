@@ -20,6 +20,7 @@ MAX_QUEUED_BYTES = 8 * 2**20
 @dataclass(slots=True)
 class _Queue:
     since: float
+    """When the peer last took something."""
     messages: deque[list[bytes]] = field(default_factory=deque)
     size: int = 0
 
@@ -68,7 +69,7 @@ class Outbox:
         queue.size += size
         return Sent.FULL
 
-    def flush(self) -> list[bytes]:
+    def flush(self, now: float) -> list[bytes]:
         """Tries the queues again; returns the peers that turned out to be gone."""
         gone = []
         for peer, queue in list(self._queues.items()):
@@ -77,6 +78,7 @@ class Outbox:
                 if sent is not Sent.OK:
                     break
                 queue.size -= sum(map(len, queue.messages.popleft()))
+                queue.since = now
             if not queue.messages:
                 del self._queues[peer]
             elif sent is Sent.GONE:
@@ -85,7 +87,7 @@ class Outbox:
         return gone
 
     def stuck(self, before: float) -> list[bytes]:
-        """Peers whose queue has not been empty since before a time."""
+        """Peers that something waits for and that took nothing since before a time."""
         return [peer for peer, queue in self._queues.items() if queue.since < before]
 
     def drop(self, peer: bytes) -> None:

@@ -76,8 +76,8 @@ class Registry:
         self, peer: bytes, message: m.InitConnection, user_id: str | None, now: float
     ) -> list[Effect]:
         """The opening message of a connection without a session."""
-        if peer in self._challenges:
-            del self._challenges[peer]
+        if self.in_handshake(peer):
+            self.abandon_handshake(peer)
             return _reject(peer, 400, "InitConnection twice in one handshake")
         ours, theirs = m.PROTOCOL_VERSIONS, message.versions
         version = min(ours[1], theirs[1])
@@ -94,14 +94,9 @@ class Registry:
         )
         if self.registrations is None:
             return self._authorized(newcomer, now)
-        registration = self.registrations.get(message.id)
-        if registration is None:
-            return _reject(peer, 403, "unknown worker")
-        if not registration.active:
-            return _reject(peer, 403, "worker is deactivated")
-        if registration.key is not None and registration.key != user_id:
-            return _reject(peer, 403, "the connection's key is not this worker's")
-        newcomer.capabilities = registration.allows(message.capabilities)
+        registration = _valid(self.registrations.get(message.id), user_id)
+        if isinstance(registration, str):
+            return _reject(peer, 403, registration)
         if len(self._challenges) >= MAX_CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
         self._challenges[peer] = newcomer
@@ -115,9 +110,12 @@ class Registry:
         newcomer = self._challenges.pop(peer, None)
         if newcomer is None:
             return _reject(peer, 400, "no session")
-        registration = (self.registrations or {}).get(newcomer.init.id)
-        if registration is None or not registration.active:
-            return _reject(peer, 403, "unknown worker")
+        # The file may have changed since the challenge.
+        found = (self.registrations or {}).get(newcomer.init.id)
+        registration = _valid(found, newcomer.user_id)
+        if isinstance(registration, str):
+            return _reject(peer, 403, registration)
+        newcomer.capabilities = registration.allows(newcomer.init.capabilities)
         good, failed = registration.verify(message.tokens)
         if not good:
             return _reject(peer, 401, "no valid peer tokens provided")
@@ -226,13 +224,16 @@ class Registry:
     # -- the end of a session --------------------------------------------------------------
 
     def close(self, session: Session, cause: Cause, now: float) -> list[Effect]:
-        """Ends a session; a newcomer that waits for its worker id takes its place."""
+        """Ends a session; a newcomer that waits for its worker id takes its place, unless the
+        worker lost its rights: it must ask for them anew."""
         self.sessions.remove(session)
         effects: list[Effect] = [Closed(session, cause)]
         newcomer = self._probes.pop(session.worker, None)
-        if newcomer is not None:
-            effects += self._open(newcomer, now)
-        return effects
+        if newcomer is None:
+            return effects
+        if cause == "revoked":
+            return [*effects, *_reject(newcomer.peer, 403, "the worker's rights were revoked")]
+        return [*effects, *self._open(newcomer, now)]
 
     def expire(self, now: float) -> list[Effect]:
         """Gives up handshakes that are overdue, and sessions that a probe found dead."""
@@ -260,11 +261,11 @@ class Registry:
         return effects
 
     def _reregistered(
-        self, session: Session, registration: Registration | None, now: float
+        self, session: Session, found: Registration | None, now: float
     ) -> list[Effect]:
-        if registration is None or not registration.active:
-            why = "unknown worker" if registration is None else "worker is deactivated"
-            return [*_reject(session.peer, 403, why), *self.close(session, "revoked", now)]
+        registration = _valid(found, session.user_id)
+        if isinstance(registration, str):
+            return [*_reject(session.peer, 403, registration), *self.close(session, "revoked", now)]
         if session.projects is None:
             return []
         kept = {p for p, h in session.verified.items() if registration.projects.get(p) == h}
@@ -282,6 +283,17 @@ class Registry:
         session.verified = {p: session.verified[p] for p in kept}
         update = Tell(session.peer, _auth_update(session, missing))
         return [update, Changed(session), Revoked(session)]
+
+
+def _valid(registration: Registration | None, key: str | None) -> Registration | str:
+    """The registration of a worker whose connection has this key, or why it may not be here."""
+    if registration is None:
+        return "unknown worker"
+    if not registration.active:
+        return "worker is deactivated"
+    if registration.key is not None and registration.key != key:
+        return "the connection's key is not this worker's"
+    return registration
 
 
 def _auth_update(

@@ -156,7 +156,7 @@ class Reports:
         if result.warnings or result.errors:
             told = AddMessages(claim.job_id, tuple(result.warnings), tuple(result.errors))
             effects.append(Record(told))
-        if result.derivations:
+        if result.derivations and claim.abort_reason is None:
             project = self._feeder.nodes[claim.job_id].cls.project
             effects += self._admissions.evaluated(claim.job_id, project, result.derivations, now)
         return effects

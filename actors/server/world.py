@@ -52,6 +52,8 @@ class World:
     """The `server` part of the status object."""
     batches: int = 0
     """Number of the newest batch that dispatch made."""
+    is_stopping: bool = False
+    """The server was told to stop; a dispatch that is restarted meanwhile must know."""
 
     def post(self, event: DispatchEvent) -> bool:
         """Tells dispatch; False when its inbox is full (what repeats itself may be dropped)."""

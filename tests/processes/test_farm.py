@@ -172,6 +172,19 @@ def test_with_curve_only_the_keys_that_are_listed_get_in(farm):
     assert len(stranger.stderr.splitlines()) == 1
 
 
+def test_a_bad_list_of_keys_is_said_in_one_line(farm):
+    state = farm.folder / "state"
+    state.mkdir()
+    (state / "authorized_keys").write_text("anna\n")
+    refused = farm.run(
+        "server", "--listen", "tcp://127.0.0.1:0", "--state-dir", str(state), "--curve"
+    )
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert line.startswith("headrace: ")
+    assert "authorized_keys, line 1: 'anna' is not a Z85 public key" in line
+
+
 def test_an_address_in_use_is_said_in_one_line(farm):
     farm.server()
     second = farm.run("server", "--listen", farm.endpoint, "--state-dir", str(farm.folder / "b"))

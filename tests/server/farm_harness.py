@@ -45,6 +45,7 @@ class Harness:
         self.ids: dict[str, str] = {}
         self.fail_commits = 0
         self.auto_sync = True
+        self.auto_admit = True
         self._decoder = Decoder(m.SERVER_MESSAGES)
         self.restart()
 
@@ -58,6 +59,7 @@ class Harness:
         self.ledger.recover([f"server-{n}" for n in range(self.life)])
         self.sessions = SessionTable()
         self.reaper = Reaper(self.config.heartbeat_timeout, self.now)
+        self.source = Ids(f"{self.life}")
         self.gone: set[bytes] = set()
         self.answers: dict[bytes, list[m.Message]] = {}
         self.written = 0
@@ -65,7 +67,7 @@ class Harness:
 
     def start_dispatch(self) -> None:
         self.farm = Farm(
-            self.config, f"server-{self.life}", Ids(f"{self.life}"), load_policy("simple"),
+            self.config, f"server-{self.life}", self.source, load_policy("simple"),
             self.sessions, self.registrations, self.ledger.load(0.0), self.now,
             first_batch=self.written + 1,
         )  # fmt: skip
@@ -184,7 +186,7 @@ class Harness:
                     farm.committed(batch.number, results, self.now)
             elif farm.out:
                 self._deliver()
-            elif farm.admissions_out:
+            elif farm.admissions_out and self.auto_admit:
                 self._admit()
             elif farm.queries:
                 queries, farm.queries = farm.queries, []

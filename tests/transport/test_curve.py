@@ -149,6 +149,28 @@ def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, text: str) -> None:
     assert not curve.is_key(text)
 
 
+HASHES = "rq#rM>}U?@Lns4#E1%kR.o@n%Fcm#sL/@{H8]y##"  # `#` is a digit of Z85
+
+
+def test_a_list_of_keys_has_comments(tmp_path: Path) -> None:
+    path = tmp_path / "authorized_keys"
+    path.write_text(f"# ours\n\n{HASHES}\n  {CLIENT.public}\tanna's # laptop\n#{SERVER.public}\n")
+    assert curve.read_authorized(path) == {HASHES, CLIENT.public}
+
+
+@pytest.mark.parametrize("bad", [CLIENT.public[:-1], CLIENT.public + "x", "anna"])
+def test_a_line_that_is_no_key_is_named(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "authorized_keys"
+    path.write_text(f"# ours\n{bad} anna\n")
+    with pytest.raises(KeyFileError, match=f"{path}, line 2: .* is not a Z85 public key"):
+        curve.read_authorized(path)
+
+
+def test_a_list_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match=r"cannot read .*No such file"):
+        curve.read_authorized(tmp_path / "none")
+
+
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match=r"cannot read key file .*: No such file"):
         curve.load(tmp_path / "none")

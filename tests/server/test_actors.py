@@ -1,0 +1,224 @@
+"""A whole server on the virtual clock over the loopback, its actors killed under it."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from actors.ledger.sqlite import SqliteLedger
+from actors.server.assembly import Server
+from actors.server.config import ServerConfig
+from actors.server.policies import load_policy
+from tests.server.farm_harness import BOTH, job
+from transport import loopback
+from transport import messages as m
+from transport.codec import Decoder, encode
+
+ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+
+
+async def at_once(function, *arguments):
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+class Peer:
+    """A connection that sends what it is told; `Ping`s are answered."""
+
+    def __init__(self, network: loopback.Network) -> None:
+        self._dealer = network.connector().connect("loop://server")
+        self._decoder = Decoder(m.SERVER_MESSAGES)
+        self._inbox: deque[m.Message] = deque()
+
+    def send(self, *messages: m.Message) -> None:
+        assert self._dealer.send([encode(message) for message in messages])
+
+    async def until(self, kind: type[m.Message], secs: float = 20.0):
+        """The next message of a type; others are dropped."""
+        with trio.fail_after(secs):
+            while True:
+                while self._inbox:
+                    message = self._inbox.popleft()
+                    if isinstance(message, m.Ping):
+                        self.send(m.Pong(nonce=message.nonce))
+                    elif isinstance(message, kind):
+                        return message
+                for frames in await self._dealer.receive():
+                    self._inbox.extend(map(self._decoder.decode, frames))
+
+    async def silence(self, kind: type[m.Message], secs: float) -> None:
+        with pytest.raises(trio.TooSlowError):
+            await self.until(kind, secs)
+
+    async def open(self, worker: str, slots: int = 1) -> m.InitAck:
+        self.send(m.InitConnection(versions=(1, 1), id=worker, capabilities=BOTH))
+        ack = await self.until(m.InitAck)
+        self.send(
+            m.WorkerCapabilities(
+                architectures=["x86_64-linux"], system_features=[], max_concurrent_builds=slots
+            ),
+            m.RequestJobList(),
+        )
+        return ack
+
+    async def candidates(self) -> list[str]:
+        """Answers the next list with scores; returns the ids."""
+        ids: list[str] = []
+        while True:
+            page = await self.until(m.JobListChunk)
+            ids += self.score(page.candidates)
+            if page.is_final:
+                return ids
+
+    def score(self, candidates: list[m.JobCandidate]) -> list[str]:
+        ids = [c.job_id for c in candidates]
+        self.send(m.RequestJobChunk(scores=[m.Score(i, 0, 0, False) for i in ids]))
+        return ids
+
+    async def request(self, kind: m.Kind = "build") -> m.AssignJob:
+        self.send(m.RequestJob(kind=kind))
+        given = await self.until(m.AssignJob)
+        self.send(m.AssignJobResponse(given.job_id, given.assignment_id, True))
+        return given
+
+    async def ask(self, request: m.Message, answer: type[m.Message]):
+        self.send(request)
+        return await self.until(answer)
+
+    async def submit(self, *names: str, **more) -> m.CmdSubmitted:
+        self.send(m.CmdHello(versions=(1, 1)))
+        jobs = [job(name) for name in names]
+        return await self.ask(
+            m.CmdSubmit(request=1, is_final=True, jobs=jobs, **more), m.CmdSubmitted
+        )
+
+
+@pytest.fixture
+def serving(tmp_path: Path):
+    @asynccontextmanager
+    async def serve():
+        network = loopback.Network()
+        ledger = SqliteLedger.open(tmp_path / "ledger.sqlite3", "s", wall=trio.current_time)
+        ledger.recover(())
+        server = Server(
+            ServerConfig(state_dir=tmp_path, policy="simple"), server="s", epoch="1",
+            policy=load_policy("simple"), ledger=ledger, router=network.router("loop://server"),
+            wall_offset=lambda: 0.0, offload=at_once,
+        )  # fmt: skip
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.run)
+                await server.dispatch.started.wait()
+                yield server, network
+                nursery.cancel_scope.cancel()
+        finally:
+            ledger.close()
+
+    return serve
+
+
+def restarts(server: Server, actor: str) -> int:
+    return server.supervisor.intensity.restarts.get(actor, 0)
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+async def test_whoever_is_killed_sessions_and_running_jobs_go_on(
+    serving, actor, autojump_clock
+):  # 113
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a", "b")
+        await worker.open("w", slots=2)
+        assert len(await worker.candidates()) == 2
+        first = await worker.request()
+        await trio.sleep(0.1)
+        server.kill(actor)
+        await trio.sleep(1.0)
+        assert restarts(server, actor) == 1
+        if actor in ("gateway", "registry", "feeder", "assigner"):
+            worker.score((await worker.until(m.JobOffer)).candidates)  # scored anew
+        second = await worker.request()
+        assert {first.job.name, second.job.name} == {"a", "b"}
+        for given in (first, second):
+            worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+            assert (await worker.until(m.Recorded)).assignment_id == given.assignment_id
+        reply = await client.ask(m.CmdWait(request=3), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 0)
+
+
+async def test_after_a_restart_of_the_pager_every_pending_job_is_offered_again(
+    serving, autojump_clock
+):
+    async with serving() as (server, network):
+        client, worker, silent = Peer(network), Peer(network), Peer(network)
+        await client.submit("a", "b", "c")
+        await worker.open("w")
+        listed = await worker.candidates()
+        silent.send(m.InitConnection(versions=(1, 1), id="v", capabilities=BOTH))
+        server.kill("pager")
+        offer = await worker.until(m.JobOffer)
+        assert sorted(c.job_id for c in offer.candidates) == sorted(listed)
+        await worker.silence(m.JobOffer, 10.0)
+        await silent.silence(m.JobOffer, 1.0)
+
+
+async def test_an_evaluation_is_not_handed_out_twice_by_a_new_assigner(
+    serving, autojump_clock
+):  # report 1
+    async with serving() as (server, network):
+        client, first, second = Peer(network), Peer(network), Peer(network)
+        evaluation = m.SubmittedEvaluation(source=m.EvalSource(kind="graph-file", ref="g"))
+        await client.submit(evaluations=[evaluation])
+        await first.open("w1")
+        given = await first.request("eval")
+        await second.open("w2")
+        await trio.sleep(0.1)
+        server.kill("assigner")
+        for _ in range(3):
+            first.send(m.WorkerMetrics())
+            second.send(m.RequestJob(kind="eval"))
+            await second.silence(m.AssignJob, 5.5)
+        first.send(m.JobCompleted(given.job_id, given.assignment_id))
+        assert await first.until(m.Recorded)
+        assert (await client.ask(m.CmdWait(request=2), m.CmdWaitReply)).open == 0
+
+
+@pytest.mark.parametrize("actor", ["assigner", "pager"])
+async def test_a_server_that_stops_assigns_nothing_whatever_is_restarted(
+    serving, actor, autojump_clock
+):  # 119
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a", "b")
+        await worker.open("w", slots=2)
+        await worker.candidates()
+        await worker.request()
+        server.stop()
+        await worker.until(m.Draining)
+        server.kill(actor)
+        await trio.sleep(1.0)
+        worker.send(m.RequestJobList(), m.RequestJob(kind="build"))
+        await worker.silence(m.AssignJob, 6.0)
+        late = Peer(network)
+        late.send(m.InitConnection(versions=(1, 1), id="v", capabilities=BOTH))
+        assert (await late.until(m.Reject)).code == 403
+        with trio.fail_after(10):
+            while not server.dispatch.is_settled:
+                await trio.sleep(0.1)
+
+
+async def test_no_question_about_a_log_ends_the_logbook(serving, autojump_clock):
+    async with serving() as (server, network):
+        client = Peer(network)
+        answer = await client.submit("a")
+        [job_id] = answer.jobs.values()
+        for offset in (0, 2**62, 2**63 - 1):
+            reply = await client.ask(
+                m.CmdLogs(request=2, job=job_id, offset=offset), m.CmdLogsReply
+            )
+            assert (reply.data, reply.offset) == (b"", offset)
+        assert restarts(server, "logbook") == 0
