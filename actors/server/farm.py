@@ -23,6 +23,7 @@ from actors.ledger.port import (
     Batch,
     CommitFailed,
     Committed,
+    Forgotten,
     LedgerEvent,
     Query,
     Synced,
@@ -49,6 +50,7 @@ from actors.server.effects import (
     Ask,
     Changed,
     Closed,
+    DropLogs,
     Effect,
     Enter,
     Gone,
@@ -160,7 +162,7 @@ class Farm:
         self.pager: list[PagerEvent] = []
         self.queries: list[Query] = []
         self.admissions_out: list[AdmissionRequest] = []
-        self.logs: list[Log | ReadLog] = []
+        self.logs: list[Log | ReadLog | DropLogs] = []
         self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
 
         self._settlement = Settlement(first_batch)
@@ -237,7 +239,7 @@ class Farm:
             case AdmissionRefused():
                 self._route(self.admissions.refused(event, now), now)
                 self._route(self.reports.admitted(event.requester, now), now)
-            case Answer():
+            case Forgotten() | Answer():
                 self._answered(event, now)
             case Neighbours():
                 self._look_around(event)
@@ -270,8 +272,11 @@ class Farm:
         self.queries.append(Query(FOREIGN, "foreign_changes", (since, offset)))
         self.queries.append(Query(COUNTS, "counts"))
 
-    def _answered(self, answer: Answer, now: float) -> None:
-        if answer.token not in (ADOPTED, FOREIGN, COUNTS):
+    def _answered(self, answer: Answer | Forgotten, now: float) -> None:
+        if isinstance(answer, Forgotten):
+            self.logs.append(DropLogs(answer.job_ids))
+            self.queries.append(Query(COUNTS, "counts"))
+        elif answer.token not in (ADOPTED, FOREIGN, COUNTS):
             self._route(self.commands.answered(answer, now), now)
         elif isinstance(answer.result, ForeignChanges):
             self._route(self.feeder.foreign(answer.result, self.assigner.claims, now), now)
