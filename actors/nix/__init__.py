@@ -1,0 +1,1 @@
+"""What is spoken with Nix: its wire protocols, formats and hashes."""
