@@ -31,6 +31,8 @@ Outcome = Literal[
     "Declined", "Unanswered", "Undeliverable", "Abandoned",
 ]  # fmt: skip
 
+KEPT_PREFETCHES = 1_000
+
 
 class JobRecord(Struct, frozen=True):
     """One job as the ledger keeps it."""
@@ -150,6 +152,14 @@ class AddMetric(Struct, frozen=True):
     core_score: float | None
 
 
+class AddPrefetch(Struct, frozen=True):
+    """How long a prefetch took beyond the transfer of its bytes; the newest `KEPT_PREFETCHES`
+    are kept."""
+
+    paths: int
+    secs: float
+
+
 class SeeWorker(Struct, frozen=True):
     """A worker is, or was just now, here."""
 
@@ -170,7 +180,7 @@ class AddMessages(Struct, frozen=True):
 
 Write = (
     OpenClaim | CloseClaim | SetJob | SetPriority | SetCordon | AddRequester | DropRequester
-    | SetSizes | AddMetric | SeeWorker | AddMessages
+    | SetSizes | AddMetric | AddPrefetch | SeeWorker | AddMessages
 )  # fmt: skip
 
 
@@ -255,6 +265,8 @@ class Snapshot(Struct, frozen=True):
     waits: tuple[PastWait, ...] = ()
     """Of the builds assigned in the last hour, oldest first."""
     workers: tuple[SeenWorker, ...] = ()
+    prefetches: tuple[AddPrefetch, ...] = ()
+    """The newest, oldest first."""
 
 
 class ForeignChanges(Struct, frozen=True):

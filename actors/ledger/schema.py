@@ -208,7 +208,15 @@ _V2 = (
     "CREATE INDEX build_metric_at ON build_metric (system, at)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2)
+_V3 = (
+    """CREATE TABLE prefetch (
+        seq INTEGER PRIMARY KEY,
+        paths INTEGER NOT NULL,
+        secs REAL NOT NULL
+    )""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3)
 
 
 def version_of(db: sqlite3.Connection) -> int:

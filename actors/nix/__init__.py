@@ -1,1 +1,1 @@
-"""What is spoken with Nix: its wire protocols, formats and hashes."""
+"""Nix's own formats and protocols: what a worker, an evaluation and the hook speak to Nix."""

@@ -1,192 +1,108 @@
-"""The framing that Nix's serve, daemon and build-hook protocols share.
+"""The framing that Nix's protocols share: integers, strings and sets of strings.
 
-| Value | Bytes |
-|---|---|
-| integer | 8, little endian |
-| boolean | an integer, 0 or 1 |
-| string | its length as an integer, its bytes, zeros up to a multiple of 8 |
-| list, set | the count as an integer, the items |
-| map | the count as an integer, key and value after each other |
+An integer is 8 bytes, little endian; a string is its length, its bytes and zeros up to a multiple
+of 8; a list its length and its items. Text is UTF-8 with surrogate escapes, for Nix has bytes.
 
-Nix's strings are bytes; here they are `str` with `surrogateescape`, so whatever Nix sends goes
-back to it unchanged.
+A *reply* is read by a generator that yields how many bytes it wants next and returns the value, so
+that the same parser serves a blocking pipe and Trio's streams.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TypeVar
 
 MAX_STRING_BYTES = 64 * 2**20
-MAX_ITEMS = 2**20
-READ_BYTES = 2**16
+MAX_ITEMS = 10_000_000
 
-_INTEGER = struct.Struct("<Q")
-_PADDING = tuple(bytes(-length % 8) for length in range(8))
-
-
-class BadWire(Exception):
-    """The other side does not speak this protocol; the text is one line."""
+T = TypeVar("T")
+Reply = Generator[int, bytes, T]
 
 
-class WireEnded(BadWire):
-    """The other side closed the stream inside a value, or before one."""
+class BadFrame(Exception):
+    """The other side does not speak the protocol; the text is one line."""
 
 
-# -- encoding ----------------------------------------------------------------------------
+class Writer:
+    """Builds one message."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def integer(self, value: int) -> Writer:
+        self._parts.append(value.to_bytes(8, "little"))
+        return self
+
+    def boolean(self, value: bool) -> Writer:
+        return self.integer(int(value))
+
+    def string(self, text: str) -> Writer:
+        data = text.encode("utf-8", "surrogateescape")
+        self._parts += (len(data).to_bytes(8, "little"), data, bytes(-len(data) % 8))
+        return self
+
+    def strings(self, texts: Iterable[str]) -> Writer:
+        items = list(texts)
+        self.integer(len(items))
+        for text in items:
+            self.string(text)
+        return self
+
+    def pairs(self, pairs: Mapping[str, str]) -> Writer:
+        self.integer(len(pairs))
+        for key, value in pairs.items():
+            self.string(key).string(value)
+        return self
+
+    def done(self) -> bytes:
+        return b"".join(self._parts)
 
 
-def integer(value: int) -> bytes:
-    """An unsigned integer; `struct.error` outside of 64 bits."""
-    return _INTEGER.pack(value)
+def integer() -> Reply[int]:
+    return int.from_bytes((yield 8), "little")
 
 
-def boolean(value: bool) -> bytes:
-    return _INTEGER.pack(value)
+def boolean() -> Reply[bool]:
+    return (yield from integer()) != 0
 
 
-def string(value: str | bytes) -> bytes:
-    data = value if isinstance(value, bytes) else value.encode(errors="surrogateescape")
-    return _INTEGER.pack(len(data)) + data + _PADDING[len(data) % 8]
+def string() -> Reply[str]:
+    size = yield from integer()
+    if size > MAX_STRING_BYTES:
+        raise BadFrame(f"a string of {size} bytes")
+    data = (yield size) if size else b""
+    if size % 8:
+        yield 8 - size % 8
+    return data.decode("utf-8", "surrogateescape")
 
 
-def strings(values: Iterable[str]) -> bytes:
-    """A list, or a set, which Nix expects in any order."""
-    encoded = [string(value) for value in values]
-    return _INTEGER.pack(len(encoded)) + b"".join(encoded)
-
-
-def mapping(values: Mapping[str, str]) -> bytes:
-    encoded = [string(key) + string(value) for key, value in values.items()]
-    return _INTEGER.pack(len(encoded)) + b"".join(encoded)
-
-
-# -- decoding ----------------------------------------------------------------------------
-
-
-class Reader:
-    """Decodes from a blocking source; every method raises `BadWire` for what is no such value.
-
-    Reads no further than the value asked for, so that the rest of the stream may be raw.
-    """
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        """`read(n)` returns 1 to n bytes, or none at the end, as `io.RawIOBase.read` does."""
-        self._read = read
-
-    @classmethod
-    def of(cls, data: bytes) -> Reader:
-        """A reader of these bytes."""
-        view = memoryview(data)
-        position = 0
-
-        def read(most: int) -> bytes:
-            nonlocal position
-            piece = bytes(view[position : position + most])
-            position += len(piece)
-            return piece
-
-        return cls(read)
-
-    def raw(self, length: int) -> bytes:
-        """Exactly these many bytes, without padding."""
-        pieces = []
-        while length > 0:
-            piece = self._read(length)
-            if not piece:
-                raise WireEnded("the stream ended inside a value")
-            pieces.append(piece)
-            length -= len(piece)
-        return b"".join(pieces)
-
-    def integer(self) -> int:
-        return _integer(self.raw(8))
-
-    def boolean(self) -> bool:
-        return self.integer() != 0
-
-    def string(self) -> str:
-        length = _checked_length(self.integer())
-        return _text(self.raw(length + -length % 8), length)
-
-    def strings(self) -> list[str]:
-        return [self.string() for _ in range(_checked_count(self.integer()))]
-
-    def mapping(self) -> dict[str, str]:
-        count = _checked_count(self.integer())
-        return {self.string(): self.string() for _ in range(count)}
-
-
-class AsyncReader:
-    """The same from an asynchronous source. It reads ahead; `raw` gives what it holds first."""
-
-    def __init__(self, receive: Callable[[int], Awaitable[bytes | bytearray]]) -> None:
-        """`receive(n)` returns 1 to n bytes, or none at the end, as `trio.abc.ReceiveStream`
-        does."""
-        self._receive = receive
-        self._buffer = bytearray()
-        self._position = 0
-
-    async def raw(self, length: int) -> bytes:
-        """Exactly these many bytes, without padding."""
-        end = self._position + length
-        if end > len(self._buffer):
-            await self._fill(length)
-            end = length
-        data = bytes(self._buffer[self._position : end])
-        self._position = end
-        return data
-
-    async def integer(self) -> int:
-        return _integer(await self.raw(8))
-
-    async def boolean(self) -> bool:
-        return await self.integer() != 0
-
-    async def string(self) -> str:
-        length = _checked_length(await self.integer())
-        return _text(await self.raw(length + -length % 8), length)
-
-    async def strings(self) -> list[str]:
-        return [await self.string() for _ in range(_checked_count(await self.integer()))]
-
-    async def mapping(self) -> dict[str, str]:
-        pairs = {}
-        for _ in range(_checked_count(await self.integer())):
-            key = await self.string()
-            pairs[key] = await self.string()
-        return pairs
-
-    async def _fill(self, length: int) -> None:
-        """Drops what was read, and waits until `length` bytes are in the buffer."""
-        del self._buffer[: self._position]
-        self._position = 0
-        while len(self._buffer) < length:
-            piece = await self._receive(READ_BYTES)
-            if not piece:
-                raise WireEnded("the stream ended inside a value")
-            self._buffer += piece
-
-
-def _integer(data: bytes) -> int:
-    value: int = _INTEGER.unpack(data)[0]
-    return value
-
-
-def _checked_length(length: int) -> int:
-    if length > MAX_STRING_BYTES:
-        raise BadWire(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are taken")
-    return length
-
-
-def _checked_count(count: int) -> int:
+def strings() -> Reply[list[str]]:
+    count = yield from integer()
     if count > MAX_ITEMS:
-        raise BadWire(f"a list of {count} items; at most {MAX_ITEMS} are taken")
-    return count
+        raise BadFrame(f"a list of {count} items")
+    found = []
+    for _ in range(count):
+        found.append((yield from string()))  # noqa: PERF401 - no comprehension can yield
+    return found
 
 
-def _text(padded: bytes, length: int) -> str:
-    """The string of `length` bytes at the start of `padded`, which must end in zeros."""
-    if any(padded[length:]):
-        raise BadWire("the padding of a string is not zero")
-    return padded[:length].decode(errors="surrogateescape")
+def pairs() -> Reply[dict[str, str]]:
+    count = yield from integer()
+    if count > MAX_ITEMS:
+        raise BadFrame(f"a map of {count} items")
+    found = {}
+    for _ in range(count):
+        key = yield from string()
+        found[key] = yield from string()
+    return found
+
+
+def read(reply: Reply[T], read_exactly: Callable[[int], bytes]) -> T:
+    """Reads a reply from a blocking source; `read_exactly` raises at its end."""
+    try:
+        wanted = next(reply)
+        while True:
+            wanted = reply.send(read_exactly(wanted))
+    except StopIteration as done:
+        value: T = done.value
+        return value
