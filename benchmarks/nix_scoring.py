@@ -33,6 +33,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from actors.nix import serve, wire
 from actors.nix.hashes import to_nix32
 from actors.nix.settings import Nix
@@ -70,10 +72,13 @@ def page(rng: random.Random, paths: int, candidates: int, required: int) -> list
 
     return [
         m.JobCandidate(
-            job_id=f"j{n}", kind="build", project="default",
+            job_id=f"j{n}",
+            kind="build",
+            project="default",
             required_paths=[m.RequiredPath(drawn(), 120) for _ in range(required)],
-            drv_paths=[], output_paths=[drawn()],
-        )  # fmt: skip
+            drv_paths=[],
+            output_paths=[drawn()],
+        )
         for n in range(candidates)
     ]
 
@@ -106,18 +111,14 @@ def measure(paths: int, candidates: int, required: int, folder: Path) -> dict[st
         missing = sum(score.missing_count for score in scores) / (candidates * required)
         assert 0.45 < missing < 0.55, f"{missing:.0%} of the paths are missing"
         if len(rows["first page"]) < _ROUNDS:
-            executor._valid.close()
+            trio.run(executor.close)
     for number in range(_ROUNDS):
         more = page(rng, paths, candidates, required)
-        rows.setdefault("next pages", []).append(
-            milliseconds(lambda p=more: executor.score(p))
-        )
+        rows.setdefault("next pages", []).append(milliseconds(lambda p=more: executor.score(p)))
         fill(store, env, range(2 * paths + number, 2 * paths + number + 1))
         more = page(rng, paths, candidates, required)
-        rows.setdefault("after a build", []).append(
-            milliseconds(lambda p=more: executor.score(p))
-        )
-    executor._valid.close()
+        rows.setdefault("after a build", []).append(milliseconds(lambda p=more: executor.score(p)))
+    trio.run(executor.close)
     asked = serve.BlockingServe(serve.command(str(store)), env)
     for _ in range(_ROUNDS):
         distinct = {
@@ -126,7 +127,7 @@ def measure(paths: int, candidates: int, required: int, folder: Path) -> dict[st
         }  # fmt: skip
         request = serve.query_valid_paths(distinct, lock=False, substitute=False)
         rows.setdefault("one query", []).append(
-            milliseconds(lambda r=request: asked.ask(r, wire.strings()))
+            milliseconds(lambda r=request: asked.ask(r, wire.strings))
         )
     asked.close()
     return {name: round(statistics.median(values), 1) for name, values in rows.items()}

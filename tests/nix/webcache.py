@@ -6,6 +6,7 @@ import http.server
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 
 class WebCache:
@@ -41,7 +42,7 @@ class WebCache:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
-    def __enter__(self) -> WebCache:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

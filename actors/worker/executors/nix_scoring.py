@@ -58,7 +58,7 @@ class ValidPaths:
             with self._asking:
                 if self._store is None:
                     self._store = serve.BlockingServe(self._argv, self._env)
-                found = set(self._store.ask(request, wire.strings()))
+                found = set(self._store.ask(request, wire.strings))
             self._remember(unsure, found, now)
             valid |= found
         return valid
