@@ -42,12 +42,24 @@ Offload = Callable[..., Awaitable[Any]]
 
 async def run_ledger(port: LedgerPort, offload: Offload = trio.to_thread.run_sync) -> None:
     """Serves the port until cancelled."""
+    offload = _counted(port, offload)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
         nursery.start_soon(_admit, port, offload)
         nursery.start_soon(_answer, port, offload)
         nursery.start_soon(_checkpoint, port, offload)
+
+
+def _counted(port: LedgerPort, offload: Offload) -> Offload:
+    async def call(*args: Any) -> Any:
+        port.calls += 1
+        try:
+            return await offload(*args)
+        finally:
+            port.calls -= 1
+
+    return call
 
 
 async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
@@ -68,7 +80,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
 def _apply(port: LedgerPort, batch: Batch) -> list[bool]:
     with port.lock:
         results = port.ledger.apply(batch.writes, port.wall_offset(), BUSY_SECS)
-        port.committed = batch.number
+        port.succeeded(batch)
         return results
 
 

@@ -10,15 +10,19 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
 from actors.ledger.actor import Offload
 from actors.ledger.port import Waiting
 from actors.server.effects import Log, ReadLog
+from actors.supervision import Backlog
 from transport import messages as m
 
 log = logging.getLogger("headrace.logbook")
+
+T = TypeVar("T")
 
 MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 * 2**20
@@ -35,12 +39,18 @@ class Logbook:
         self._answer = answer
         self._waiting: Waiting[Log | ReadLog] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
+        self._is_on_disk = False
         self.dropped = 0
         """Chunks that found the queue or the disk full."""
 
     @property
     def queue(self) -> int:
         return len(self._waiting)
+
+    @property
+    def backlog(self) -> Backlog:
+        """A disk that is slow is not a hung actor."""
+        return Backlog(0 if self._is_on_disk else len(self._waiting), self._waiting.taken)
 
     def put(self, item: Log | ReadLog) -> None:
         """Queues a chunk for writing, or a client's read behind the chunks before it."""
@@ -55,7 +65,9 @@ class Logbook:
         while True:
             first = await self._waiting.head()
             if isinstance(first, ReadLog):
-                data, following = await offload(self._read, first.job_id, first.offset)
+                data, following = await self._on_disk(
+                    offload, self._read, first.job_id, first.offset
+                )
                 self._waiting.done()
                 reply = m.CmdLogsReply(
                     request=first.request,
@@ -71,10 +83,18 @@ class Logbook:
                 if isinstance(item, ReadLog):
                     break
                 chunks.append(item)
-            self.dropped += await offload(self._append, chunks)
+            self.dropped += await self._on_disk(offload, self._append, chunks)
             for chunk in chunks:
                 self._waiting.done()
                 self._queued_bytes -= len(chunk.data)
+
+    async def _on_disk(self, offload: Offload, work: Callable[..., T], *args: object) -> T:
+        self._is_on_disk = True
+        try:
+            done: T = await offload(work, *args)
+        finally:
+            self._is_on_disk = False
+        return done
 
     def _append(self, chunks: Iterable[Log]) -> int:
         """Returns how many chunks could not be written."""
