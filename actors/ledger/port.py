@@ -111,6 +111,12 @@ class AdmissionRefused(Struct, frozen=True):
     """Whether the sender must change something, or may just try again."""
 
 
+class Forgotten(Struct, frozen=True):
+    """Jobs that ended long ago are not in the ledger any more."""
+
+    job_ids: tuple[str, ...]
+
+
 class Answer(Struct, frozen=True):
     """The result of a query."""
 
@@ -119,7 +125,9 @@ class Answer(Struct, frozen=True):
     error: str | None = None
 
 
-LedgerEvent = Committed | CommitFailed | Synced | AdmissionTaken | AdmissionRefused | Answer
+LedgerEvent = (
+    Committed | CommitFailed | Synced | AdmissionTaken | AdmissionRefused | Forgotten | Answer
+)
 
 
 class Waiting(Generic[T]):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from transport.codec import decode_value
 
 from .connection import Connection, select_in
+from .prune import old_jobs
 from .records import (
     TERMINAL,
     AddMetric,
@@ -266,6 +267,12 @@ class Reads:
             claims = db.execute(_CLAIMS, (0.0, 0.0, job_id)).fetchall()
         info = None if row is None else JobInfo(*row)
         return info, [PastClaim(ClaimRecord(*claim[:6]), *claim[6:]) for claim in claims]
+
+    def old_jobs(self, before: float, after: int) -> tuple[list[int], int | None]:
+        """Keys of jobs that ended before a wall-clock time, of those next after a key; and where
+        to go on, None at the end."""
+        with self.snapshot() as db:
+            return old_jobs(db, before, after)
 
     def foreign_changes(self, since_wall: float, wall_offset: float) -> ForeignChanges:
         """Jobs that other servers brought or changed since a wall-clock time, as they are now.

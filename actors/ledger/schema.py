@@ -216,7 +216,31 @@ _V3 = (
     )""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3)
+_V4 = (
+    # A metric outlives its claim: scoring reads 90 days of them.
+    "ALTER TABLE build_metric RENAME TO build_metric_v3",
+    """CREATE TABLE build_metric (
+        assignment TEXT PRIMARY KEY NOT NULL,
+        package TEXT NOT NULL,
+        system TEXT NOT NULL,
+        at REAL NOT NULL,
+        wall_time_ms INTEGER,
+        cpu_time_ms INTEGER,
+        peak_ram_mb INTEGER,
+        output_nar_size INTEGER,
+        oom INTEGER NOT NULL,
+        contention REAL NOT NULL,
+        core_score REAL
+    )""",
+    "INSERT INTO build_metric SELECT * FROM build_metric_v3",
+    "DROP TABLE build_metric_v3",
+    "CREATE INDEX build_metric_package ON build_metric (package, system, at)",
+    "CREATE INDEX build_metric_at ON build_metric (system, at)",
+    # What is too old to be read is deleted.
+    "CREATE INDEX build_metric_age ON build_metric (at)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4)
 
 
 def version_of(db: sqlite3.Connection) -> int:

@@ -32,6 +32,8 @@ from transport import messages as m
 from transport.codec import encode
 from transport.interface import Router
 
+DAY_SECS = 86_400.0
+
 
 class Server:
     """All actors of one server. `run` ends by cancellation or with `GaveUp`."""
@@ -82,7 +84,9 @@ class Server:
             [
                 Child(
                     "ledger",
-                    functools.partial(run_ledger, self.world.port, offload),
+                    functools.partial(
+                        run_ledger, self.world.port, offload, config.keep_finished * DAY_SECS
+                    ),
                     channels=tuple(
                         functools.partial(self._ledger, q) for q in self.world.port.queues
                     ),

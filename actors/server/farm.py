@@ -23,6 +23,7 @@ from actors.ledger.port import (
     Batch,
     CommitFailed,
     Committed,
+    Forgotten,
     LedgerEvent,
     Query,
     Synced,
@@ -50,6 +51,7 @@ from actors.server.effects import (
     Ask,
     Changed,
     Closed,
+    DropLogs,
     Effect,
     Enter,
     Gone,
@@ -161,7 +163,7 @@ class Farm:
         self.pager: list[PagerEvent] = []
         self.queries: list[Query] = []
         self.admissions_out: list[AdmissionRequest] = []
-        self.logs: list[Log | ReadLog] = []
+        self.logs: list[Log | ReadLog | DropLogs] = []
         self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
 
         self._settlement = Settlement(first_batch)
@@ -238,7 +240,7 @@ class Farm:
             case AdmissionRefused():
                 self._route(self.admissions.refused(event, now), now)
                 self._route(self.reports.admitted(event.requester, now), now)
-            case Answer():
+            case Forgotten() | Answer():
                 self._answered(event, now)
             case Neighbours():
                 self._look_around(event)
@@ -271,8 +273,11 @@ class Farm:
         self.queries.append(Query(FOREIGN, "foreign_changes", (since, offset)))
         self.queries.append(Query(COUNTS, "counts"))
 
-    def _answered(self, answer: Answer, now: float) -> None:
-        if answer.token.startswith(REBUILD):
+    def _answered(self, answer: Answer | Forgotten, now: float) -> None:
+        if isinstance(answer, Forgotten):
+            self.logs.append(DropLogs(answer.job_ids))
+            self.queries.append(Query(COUNTS, "counts"))
+        elif answer.token.startswith(REBUILD):
             nothing = Rebuild(answer.token.removeprefix(REBUILD))
             found = answer.result if isinstance(answer.result, Rebuild) else nothing
             self._route(self.feeder.rebuilt(found, now), now)

@@ -465,12 +465,16 @@ class Feeder:
         failed_input = None
         for path in node.inputs:
             dependency = self.by_drv.get(path)
-            if dependency is not None:
+            if dependency is not None and node.status == "Created":
                 dependency.dependents.append(node)
                 node.waits_for += 1
                 continue
             status, outputs = self._recent.get(path) or _ledger_view(known.get(path))
-            if status == "Completed":
+            if node.status != "Created":
+                # It could start, so all was built: what is being built again, or failed to be, is
+                # so for another job's sake.
+                node.built += outputs if dependency is None else dependency.outputs
+            elif status == "Completed":
                 node.built += outputs
             elif status is None:
                 self._awaited.setdefault(path, []).append(node)
