@@ -64,7 +64,7 @@ class NixExecutor:
         """Whether there is any cache to fetch from."""
         self._argv = serve.command(nix.store)
         self._idle: list[_Slot] = []
-        self._valid = ValidPaths(self._argv, self._env)
+        self._valid = ValidPaths(self._argv, self._env, nix.cache)
         self._threads = trio.CapacityLimiter(slots + 1)
 
     @classmethod
