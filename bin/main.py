@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": ("demo", "Run a whole farm on this machine and build a sample graph."),
     "server": ("server", "Run the assignment server."),
     "worker": ("worker", "Run a worker on a build machine."),
+    "build": ("build", "Evaluate and build a Nix file or flake on the farm."),
     "submit": ("submit", "Queue the jobs of a file."),
     "status": ("status", "Watch workers and jobs."),
     "health": ("health", "Tell whether the server is well."),

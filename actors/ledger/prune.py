@@ -40,6 +40,7 @@ _BY_SEQ = (
     "DELETE FROM requester WHERE job = ?1",
     "DELETE FROM taken_over WHERE job = ?1",
     "DELETE FROM eval_message WHERE job = ?1",
+    "DELETE FROM eval_target WHERE job = ?1",
     "DELETE FROM job_body WHERE job = ?1",
     "DELETE FROM job WHERE seq = ?1",
     "DELETE FROM drv WHERE seq = ?1 AND NOT EXISTS (SELECT 1 FROM dependent WHERE needs = ?1)",

@@ -240,7 +240,16 @@ _V4 = (
     "CREATE INDEX build_metric_age ON build_metric (at)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4)
+_V5 = (
+    """CREATE TABLE eval_target (
+        job INTEGER NOT NULL REFERENCES job (seq),
+        attribute TEXT NOT NULL,
+        drv_path TEXT NOT NULL,
+        PRIMARY KEY (job, attribute)
+    ) WITHOUT ROWID""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4, _V5)
 
 
 def version_of(db: sqlite3.Connection) -> int:
