@@ -226,6 +226,20 @@ class Admitted(Struct, frozen=True):
     """How many of `requeued` had which status before."""
 
 
+class Rebuild(Struct, frozen=True):
+    """What is built again because a job cannot get it anywhere."""
+
+    job_id: str
+    """The job that waits for it."""
+    requeued: tuple[JobRecord, ...] = ()
+    """Jobs that were `Completed` and are `Created` now, attempts and losses 0. If there are any,
+    the job that waits for them is `Created` too."""
+    known: dict[str, Known] = {}
+    """By drv path: the inputs of these jobs."""
+    requesters: tuple[str, ...] = ()
+    """Who wants the job, and with it these."""
+
+
 class PastWait(Struct, frozen=True):
     """How long a build waited before it was assigned."""
 

@@ -14,7 +14,8 @@ from .admission import Admitting, discard
 from .connection import Connection, Log, open_writer
 from .prune import HISTORY_SECS, forget, forget_metrics
 from .queries import Reads
-from .records import Admission, Admitted, ClaimRecord, Snapshot, Write
+from .rebuild import rebuild
+from .records import Admission, Admitted, ClaimRecord, Rebuild, Snapshot, Write
 from .snapshot import has_orphans, read_snapshot, requeue_orphans
 from .writes import Stamp, perform
 
@@ -216,6 +217,11 @@ class SqliteLedger(Reads):
                 "UPDATE server SET logged_at = ? WHERE seq = ?", (self._wall(), self._server_seq)
             )
         return self.wal_bytes()
+
+    def rebuild(self, job_id: str, missing: Sequence[str]) -> Rebuild:
+        """Queues again what made the `missing` paths among the inputs of a queued job."""
+        with self._writer.transaction() as db:
+            return rebuild(db, job_id, missing, self._stamp(0.0))
 
     def data_version(self) -> int:
         """Changes when another server wrote; own writes leave it as it is."""

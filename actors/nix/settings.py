@@ -54,9 +54,18 @@ class Nix(Struct, frozen=True):
     def copy_to_cache(self, paths: list[str]) -> list[str]:
         """The command that copies paths of the store, with all they refer to, to the cache."""
         assert self.cache is not None
+        return [*self._copy_to(self.cache), *paths]
+
+    def copy_to_folder(self, folder: Path) -> list[str]:
+        """The command, but for the paths, that writes them into a folder as they would be written
+        to the cache."""
+        _, _, query = (self.cache or "").partition("?")
+        return self._copy_to(f"file://{folder}?{query}")
+
+    def _copy_to(self, uri: str) -> list[str]:
         key = {} if self.key_file is None else {"secret-key": str(self.key_file.absolute())}
-        target = with_parameters(self.cache, key)
-        return ["nix", "copy", "--no-check-sigs", *self.store_option, "--to", target, *paths]
+        target = with_parameters(uri, key)
+        return ["nix", "copy", "--no-check-sigs", *self.store_option, "--to", target]
 
     @property
     def store_option(self) -> list[str]:

@@ -33,6 +33,7 @@ from actors.ledger.records import (
     ClaimRecord,
     ForeignChanges,
     OpenClaim,
+    Rebuild,
     SetJob,
     SetPriority,
     Snapshot,
@@ -76,7 +77,7 @@ from actors.server.effects import (
     TellDurable,
 )
 from actors.server.explain import Explainer
-from actors.server.feeder import Feeder
+from actors.server.feeder import REBUILD, Feeder
 from actors.server.gateway import Gateway, Received
 from actors.server.ids import Ids
 from actors.server.jobs import job_map
@@ -276,6 +277,10 @@ class Farm:
         if isinstance(answer, Forgotten):
             self.logs.append(DropLogs(answer.job_ids))
             self.queries.append(Query(COUNTS, "counts"))
+        elif answer.token.startswith(REBUILD):
+            nothing = Rebuild(answer.token.removeprefix(REBUILD))
+            found = answer.result if isinstance(answer.result, Rebuild) else nothing
+            self._route(self.feeder.rebuilt(found, now), now)
         elif answer.token not in (ADOPTED, FOREIGN, COUNTS):
             self._route(self.commands.answered(answer, now), now)
         elif isinstance(answer.result, ForeignChanges):
@@ -609,7 +614,9 @@ class Farm:
 
     def refuse_query(self, query: Query, now: float) -> None:
         """The ledger's queue is full; the look at other servers is due again anyway."""
-        if query.token not in (ADOPTED, FOREIGN, COUNTS):
+        if query.token.startswith(REBUILD):
+            self._answered(Answer(query.token, None), now)
+        elif query.token not in (ADOPTED, FOREIGN, COUNTS):
             self._route(self.commands.refused(query), now)
 
     # -- looking in -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from actors.ledger.port import Query
 from actors.ledger.records import (
     TERMINAL,
     AddRequester,
@@ -26,17 +27,20 @@ from actors.ledger.records import (
     ForeignChanges,
     JobRecord,
     Known,
+    Rebuild,
     SetJob,
     SetPriority,
     SetSizes,
     Snapshot,
     Status,
 )
-from actors.server.effects import Abort, Effect, Enter, Leave, Record
+from actors.server.effects import Abort, Ask, Effect, Enter, Leave, Record
 from actors.server.jobs import Node, node_of, pool_entry
 from transport import messages as m
 
 MAX_BACKOFF_SECS = 3600.0
+REBUILD = "rebuild "
+"""Begins the tokens of queries for what makes lost paths; a job id follows."""
 MAX_SIZES = 1_000_000
 """NAR sizes kept in memory; beyond it the oldest are forgotten and count as unknown."""
 
@@ -238,8 +242,19 @@ class Feeder:
             return []
         return [Record(SetSizes(tuple((o.path, o.nar_size, o.nar_hash) for o in told)))]
 
-    def failed(self, job_id: str, kind: m.FailureKind, error: str, now: float) -> list[Effect]:
-        """The worker reported `Permanent`, `Timeout`, `Transient` or `InputsUnavailable`."""
+    def failed(
+        self,
+        job_id: str,
+        kind: m.FailureKind,
+        error: str,
+        now: float,
+        *,
+        missing: Collection[str] = (),
+    ) -> list[Effect]:
+        """The worker reported `Permanent`, `Timeout`, `Transient` or `InputsUnavailable`.
+
+        What made the `missing` paths is built again first, if a job did.
+        """
         node = self.nodes[job_id]
         node.attempts += 1
         if node.abort_reason is not None:
@@ -254,7 +269,40 @@ class Feeder:
             node.error = error
             self._set_status(node, "Queued")
             self._record(node, now)
-            heapq.heappush(self._retries, (node.retry_at, node.job_id))
+            if kind == "InputsUnavailable" and missing and node.inputs:
+                node.lacks = frozenset(missing)
+                asked = Query(
+                    f"{REBUILD}{job_id}", "rebuild", (job_id, tuple(missing)), writes=True
+                )
+                self._out.append(Ask(asked))
+            else:
+                heapq.heappush(self._retries, (node.retry_at, node.job_id))
+        return self._flush()
+
+    def rebuilt(self, rebuild: Rebuild, now: float) -> list[Effect]:
+        """The ledger queued again what made the paths that a job lacks, if there was anything."""
+        fresh = []
+        for record in rebuild.requeued:
+            if record.drv_path in self.by_drv:
+                continue  # another job lacked it too
+            self._recent.pop(record.drv_path or "", None)
+            node = node_of(record, rebuild.requesters)
+            self._add(node)
+            self.counts["Completed"] -= 1
+            self.counts[node.status] += 1
+            fresh.append(node)
+        for node in fresh:
+            self._link(node, rebuild.known, now)
+        waiter = self.nodes.get(rebuild.job_id)
+        if waiter is not None and waiter.lacks:
+            lacks, waiter.lacks = waiter.lacks, frozenset()
+            if self._wait_again(waiter, lacks):
+                self._record(waiter, now)
+            elif waiter.retry_at is not None:
+                heapq.heappush(self._retries, (waiter.retry_at, waiter.job_id))
+        for node in fresh:
+            if not node.waits_for and self._is_here(node):
+                self._start(node, now)
         return self._flush()
 
     def returned(self, job_id: str, now: float, *, lost: bool, why: str) -> list[Effect]:
@@ -326,6 +374,8 @@ class Feeder:
         node.attempts, node.losses = record.attempts, record.losses
         node.ready_at, node.retry_at = record.ready_at, record.retry_at
         node.evaluated = node.kind == "eval" and record.status == "Building"
+        if record.status == "Created" and not node.waits_for:
+            self._wait_again(node, None)
         if node.waits_for or record.status == "Created":
             return
         self._set_status(node, record.status)
@@ -415,12 +465,16 @@ class Feeder:
         failed_input = None
         for path in node.inputs:
             dependency = self.by_drv.get(path)
-            if dependency is not None:
+            if dependency is not None and node.status == "Created":
                 dependency.dependents.append(node)
                 node.waits_for += 1
                 continue
             status, outputs = self._recent.get(path) or _ledger_view(known.get(path))
-            if status == "Completed":
+            if node.status != "Created":
+                # It could start, so all was built: what is being built again, or failed to be, is
+                # so for another job's sake.
+                node.built += outputs if dependency is None else dependency.outputs
+            elif status == "Completed":
                 node.built += outputs
             elif status is None:
                 self._awaited.setdefault(path, []).append(node)
@@ -431,6 +485,20 @@ class Feeder:
             node.dependents.append(waiter)
         if failed_input is not None:
             self._end(node, "DependencyFailed", f"input {failed_input} is not built", now)
+
+    def _wait_again(self, node: Node, lacks: frozenset[str] | None) -> bool:
+        """Links a job to those of its inputs that are being built again: the ones that make what
+        it lacks, or all. Whether there are any."""
+        for path in node.inputs:
+            dependency = self.by_drv.get(path)
+            if dependency is None or not (lacks is None or lacks.intersection(dependency.outputs)):
+                continue
+            dependency.dependents.append(node)
+            node.waits_for += 1
+        if node.waits_for:
+            node.retry_at = None
+            self._set_status(node, "Created")
+        return node.waits_for > 0
 
     def _start(self, node: Node, now: float) -> None:
         """Nothing stands in the way of the job any more: it is `Queued` and a candidate."""

@@ -45,6 +45,8 @@ class Node:
     ready_at: float | None = None
     retry_at: float | None = None
     error: str | None = None
+    lacks: frozenset[str] = frozenset()
+    """Paths it needs that its worker could get nowhere; the ledger is looking for their makers."""
     requesters: frozenset[str] = frozenset()
     waits_for: int = 0
     """How many of its inputs are not built."""

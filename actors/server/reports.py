@@ -193,7 +193,9 @@ class Reports:
         if claim.kind == "build" and metrics is not None and metrics.oom:
             effects += self._learn(session, claim, metrics, now)
         if report.kind not in ("Aborted", "Canceled"):
-            effects += self._feeder.failed(claim.job_id, report.kind, report.error, now)
+            effects += self._feeder.failed(
+                claim.job_id, report.kind, report.error, now, missing=report.missing_paths or ()
+            )
         elif claim.abort_reason is not None:
             effects += self._feeder.aborted(claim.job_id, now)
         else:

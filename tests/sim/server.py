@@ -18,6 +18,7 @@ from actors.ledger.port import (
     Committed,
     Synced,
 )
+from actors.ledger.records import Rebuild
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.config import ServerConfig
 from actors.server.effects import (
@@ -265,6 +266,8 @@ class SimServer:
         farm.admissions_out = []
         for query in farm.queries:
             result = getattr(self.ledger, query.method)(*query.arguments)
+            if isinstance(result, Rebuild):
+                self.watch.rebuilt(result)
             self.post(Answer(query.token, result))
         farm.queries, farm.logs, farm.status_requests = [], [], []
         self._page()

@@ -17,6 +17,7 @@ from actors.ledger.records import (
     ClaimRecord,
     CloseClaim,
     OpenClaim,
+    Rebuild,
     SetJob,
 )
 from transport import messages as m
@@ -77,6 +78,13 @@ class Watch:
             self.status[job.job_id] = "Created"
             self.completions[job.job_id] = 0
             self.tell(job.job_id, "queued again")
+
+    def rebuilt(self, rebuild: Rebuild) -> None:
+        for job in rebuild.requeued:
+            self.demand(self.status[job.job_id] == "Completed", "rebuilt undone", job.job_id)
+            self.status[job.job_id] = "Created"
+            self.completions[job.job_id] = 0
+            self.tell(job.job_id, f"to be built again for {rebuild.job_id}")
 
     def wrote(self, batch: Batch, results: list[bool]) -> None:
         for write, result in zip(batch.writes, results, strict=True):

@@ -198,7 +198,10 @@ class SimWorker:
             metrics=m.BuildMetrics(wall_time_ms=5, peak_ram_mb=3),
         )
         if self.random.random() < self.network.faults.failures:
-            outcome = Failed(self.random.choice(FAILURES), "simulated")
+            kind = self.random.choice(FAILURES)
+            needed = [required.path for required in assignment.job.required_paths]
+            lost = self.random.sample(needed, 1) if needed and kind == "InputsUnavailable" else []
+            outcome = Failed(kind, "simulated", missing_paths=lost)
         self.clock.after(self.random.expovariate(0.5), lambda: self._finish(life, key, outcome))
 
     def _while_running(self, life: int, key: str, event: e.Event) -> None:
