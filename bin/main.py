@@ -37,6 +37,8 @@ COMMANDS = {
     "prioritize": ("operate", "Put jobs in front of all others."),
     "drain": ("operate", "Give a worker no more jobs."),
     "undrain": ("operate", "Give a drained worker jobs again."),
+    "hook": ("hook", "Answer Nix's build hook; Nix starts it."),
+    "machines": ("machines", "Print a nix.machines file of the workers."),
     "keygen": ("keygen", "Make CURVE keys."),
 }
 """Name of each command: its module, and its line in the list of commands."""

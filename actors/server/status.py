@@ -43,6 +43,8 @@ def _worker(session: Session, assigner: Assigner, now: float) -> dict[str, Any]:
         "architectures": list(told.architectures) if told else [],
         "system_features": list(told.system_features) if told else [],
         "zone": told.zone if told else None,
+        "endpoint": told.endpoint if told else None,
+        "cpu_core_score": told.cpu_core_score if told else None,
         "slots": {
             "build": {"used": assigner.open_builds(session.worker), "max": view.max_builds},
             "eval": {"used": sum(c.kind == "eval" for c in held)},
