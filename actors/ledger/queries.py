@@ -14,14 +14,17 @@ from msgspec.structs import replace
 
 from transport.codec import decode_value
 
+from . import clusters
 from .connection import Connection, select_in
 from .records import (
     TERMINAL,
     AddMetric,
     ClaimRecord,
+    ClusterRecord,
     ForeignChanges,
     JobInfo,
     JobRecord,
+    PastAttempt,
     PastClaim,
     PastWait,
     SeenWorker,
@@ -29,7 +32,9 @@ from .records import (
 from .rows import JOB_COLUMNS, VISIBLE, inputs_of, job_record, known, records
 
 _PAGE = """
-SELECT j.id, j.kind, j.status, j.name, c.worker, c.id, j.attempts, j.error, j.drv_path
+SELECT j.id, j.kind, j.status, j.name, c.worker, c.id, j.attempts, j.error, j.drv_path,
+    (SELECT m.cluster FROM cluster_member m JOIN cluster_job k ON k.id = m.cluster
+        WHERE m.job = j.id ORDER BY k.created_at DESC, k.id DESC LIMIT 1)
 FROM job j LEFT JOIN dispatched_job c ON c.id = (
     SELECT d.id FROM dispatched_job d WHERE d.job = j.id
     ORDER BY d.claimed_at DESC, d.id DESC LIMIT 1)
@@ -72,7 +77,8 @@ WHERE s.server IN (SELECT seq FROM server WHERE id <> ?) AND s.accepted_at >= ?
 """
 
 _CLAIMS = """
-SELECT id, job, worker, session, server, claimed_at - ?, closed_at - ?, outcome, error, score
+SELECT id, job, worker, session, server, claimed_at - ?, cluster_attempt, closed_at - ?, outcome,
+    error, score
 FROM dispatched_job WHERE job = ? ORDER BY claimed_at, id
 """
 
@@ -201,7 +207,7 @@ class Reads:
         """Every claim of a job, oldest first."""
         with self.snapshot() as db:
             rows = db.execute(_CLAIMS, (wall_offset, wall_offset, job_id))
-            return [PastClaim(ClaimRecord(*row[:6]), *row[6:]) for row in rows]
+            return [PastClaim(ClaimRecord(*row[:7]), *row[7:]) for row in rows]
 
     def messages_of(self, job_id: str) -> tuple[list[str], list[str]]:
         """Warnings and errors of an evaluation, in the order reported."""
@@ -257,7 +263,7 @@ class Reads:
             row = db.execute(sql, (job_id,)).fetchone()
             claims = db.execute(_CLAIMS, (0.0, 0.0, job_id)).fetchall()
         info = None if row is None else JobInfo(*row)
-        return info, [PastClaim(ClaimRecord(*claim[:6]), *claim[6:]) for claim in claims]
+        return info, [PastClaim(ClaimRecord(*claim[:7]), *claim[7:]) for claim in claims]
 
     def foreign_changes(self, since_wall: float, wall_offset: float) -> ForeignChanges:
         """Jobs that other servers brought or changed since a wall-clock time, as they are now.
@@ -269,7 +275,33 @@ class Reads:
             seqs = [row[0] for row in db.execute(_FOREIGN, (self.server, since_wall) * 2)]
             changed = records(db, seqs, wall_offset)
             inputs = known(db, inputs_of(db, seqs).numbers)
-            return ForeignChanges(tuple(changed), {path: state for _, path, state in inputs})
+            return ForeignChanges(
+                tuple(changed),
+                {path: state for _, path, state in inputs},
+                clusters.changed_clusters(db, self.server, since_wall, wall_offset),
+            )
+
+    def clusters_page(
+        self, status: str | None, after: str | None, limit: int
+    ) -> tuple[ClusterRecord, ...]:
+        """At most `limit` clusters (of one status) whose ids follow `after`, in id order; times
+        are the wall clock's."""
+        with self.snapshot() as db:
+            return clusters.cluster_page(db, status, after, limit)
+
+    def find_cluster(self, target: str, limit: int) -> list[str]:
+        """Ids of the clusters that `target` can mean: that of this id, else those whose id begins
+        with it."""
+        with self.snapshot() as db:
+            return clusters.clusters_named(db, target, limit)
+
+    def cluster(
+        self, cluster_id: str, limit: int
+    ) -> tuple[ClusterRecord, dict[str, tuple[str, str]], list[PastAttempt]] | None:
+        """A cluster, status and name of each member's job, and its newest `limit` attempts,
+        oldest first; wall-clock times. None for an unknown one."""
+        with self.snapshot() as db:
+            return clusters.cluster_history(db, cluster_id, limit)
 
     def close(self) -> None:
         with self._lock:

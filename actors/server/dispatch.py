@@ -28,11 +28,11 @@ log = logging.getLogger("headrace.dispatch")
 MAX_EVENTS_A_TURN = 256
 FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
-CORES = ("gateway", "registry", "feeder", "assigner")
+CORES = ("gateway", "registry", "feeder", "assigner", "coordinator")
 
 
 class Dispatch:
-    """Runs gateway, registry, feeder and assigner in one task group."""
+    """Runs gateway, registry, feeder, assigner and coordinator in one task group."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -72,6 +72,8 @@ class Dispatch:
             first_batch=world.batches + 1, others_alive=world.others_alive(),
         )  # fmt: skip
         self._turn((), (StopRequested(),) if world.is_stopping else ())
+        while len(world.port.deferred):  # what a dead server left open is closed by now
+            await trio.sleep(BEHIND_POLL_SECS)
         self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_socket)

@@ -18,7 +18,10 @@ from transport import loopback
 from transport import messages as m
 from transport.codec import Decoder, encode
 
-ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+ACTORS = (
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook",
+)  # fmt: skip
 
 
 async def at_once(function, *arguments):

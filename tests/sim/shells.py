@@ -37,7 +37,10 @@ from transport.interface import ConnectionLost, Sent
 
 ENDPOINT = "loop://farm"
 STORMY_SECS, HEALING_SECS = 45.0, 2_000.0
-ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+ACTORS = (
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook",
+)  # fmt: skip
 STORM = Faults(
     delay=(0.0005, 0.05), cuts=0.05, worker_crashes=0.04, server_crashes=0.03,
     dispatch_restarts=0.1, failures=0.1,
