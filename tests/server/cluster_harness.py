@@ -14,8 +14,10 @@ def evaluation(name: str) -> m.SubmittedEvaluation:
     return m.SubmittedEvaluation(source=source, job_id=name)
 
 
-def member(name: str, role: str = "node", **more: Any) -> m.SubmittedMember:
-    return m.SubmittedMember(role=role, job=job(name), **more)
+def member(
+    name: str, role: str = "node", *, needs: tuple[str, ...] = (), **more: Any
+) -> m.SubmittedMember:
+    return m.SubmittedMember(role=role, job=job(name, *needs), **more)
 
 
 def cluster(*members: m.SubmittedMember | str, **more: Any) -> m.SubmittedCluster:
@@ -60,6 +62,8 @@ class Clusters(Harness):
         if scores:
             self.send(peer, m.RequestJobChunk(scores=scores))
 
+    cluster = staticmethod(cluster)
+
     def submit_cluster(self, *members: m.SubmittedMember | str, **more: Any) -> str:
         """Submits one cluster; returns its id."""
         answer = self.submit(clusters=[cluster(*members, **more)])
@@ -94,6 +98,10 @@ class Clusters(Harness):
 
     def forget_told(self) -> None:
         self.answers.clear()
+
+    def forget_told_but(self, kind: type[m.Message]) -> None:
+        for peer, told in self.answers.items():
+            self.answers[peer] = [message for message in told if isinstance(message, kind)]
 
     # -- the ledger --------------------------------------------------------------------------
 

@@ -144,6 +144,7 @@ class Coordinator:
                 attempt.phase, cluster.status = "started", "Running"
                 effects += self._judge(attempt, now)
                 continue
+            attempt.phase = "preparing"
             for seat in seats.values():
                 session = self._sessions.by_worker.get(seat.claim.worker)
                 seat.claim.session = session.id if session is not None else None
@@ -199,6 +200,8 @@ class Coordinator:
         del self.clusters[cluster.cluster_id]
         for member in cluster.members:
             self._of_job.pop(member.job_id, None)
+        if self.planner.is_reserved_for(cluster):
+            self.planner.drop()
         self.recent.append(Ended(cluster.cluster_id, status, attempt, cluster.members))
 
     def of_job(self, job_id: str) -> Cluster | None:

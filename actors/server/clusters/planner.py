@@ -94,7 +94,7 @@ class Planner:
     def capacity(self, now: float, *, only_idle: bool, cluster: Cluster | None = None) -> Capacity:
         """The workers as seats for a cluster; without one, for those that reserved nothing."""
         kept: Collection[tuple[str, Kind]] = self._assigner.kept
-        if cluster is not None and self._is_reserved_for(cluster):
+        if cluster is not None and self.is_reserved_for(cluster):
             kept = ()
         return Capacity(self._assigner, list(self._sessions), now, only_idle=only_idle, taken=kept)
 
@@ -121,7 +121,7 @@ class Planner:
     def _in_turn(self, clusters: list[Cluster]) -> list[Cluster]:
         clusters.sort(
             key=lambda c: (
-                not self._is_reserved_for(c), not self.is_prioritized(c), c.created_at,
+                not self.is_reserved_for(c), not self.is_prioritized(c), c.created_at,
                 c.cluster_id,
             )
         )  # fmt: skip
@@ -206,5 +206,6 @@ class Planner:
         self.reservation = None
         self._assigner.kept = set()
 
-    def _is_reserved_for(self, cluster: Cluster) -> bool:
+    def is_reserved_for(self, cluster: Cluster) -> bool:
+        """Whether seats are kept for it."""
         return self.reservation is not None and self.reservation.cluster_id == cluster.cluster_id
