@@ -110,6 +110,7 @@ class SimServer:
 
     def receive(self, peer: bytes, frames: list[bytes]) -> None:
         if self.is_up:
+            self.watch.clusters.receives(self, peer, frames)
             self.turn(lambda: self.farm.receive(Incoming(peer, frames, None), self.clock.now))
 
     def post(self, event: Any) -> None:
