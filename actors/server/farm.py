@@ -47,6 +47,7 @@ from actors.server.authorization import Registration
 from actors.server.claims import Claim, breakdown
 from actors.server.clusters.coordinator import Coordinator
 from actors.server.clusters.model import Opening, Starting
+from actors.server.clusters.shown import ClusterViews
 from actors.server.commands import Commands
 from actors.server.config import ServerConfig
 from actors.server.effects import (
@@ -161,10 +162,16 @@ class Farm:
             config, server, lambda: ids.new("r"), self.assigner, self.feeder, sessions
         )
         self.roster = Roster(sessions, snapshot.workers)
-        self.explainer = Explainer(self.feeder, self.assigner, sessions, self.roster)
+        self.cluster_views = ClusterViews(self.coordinator, self.assigner, self.feeder)
+        self.explainer = Explainer(
+            self.feeder, self.assigner, sessions, self.roster, self.cluster_views
+        )
         self.admissions = Admissions(self.feeder, ids)
         self.reports = Reports(self.assigner, self.feeder, self.admissions, self.coordinator)
-        self.commands = Commands(ids, self.registry, self.feeder, self.admissions, self.explainer)
+        self.commands = Commands(
+            ids, self.registry, self.feeder, self.admissions, self.explainer,
+            self.coordinator, self.cluster_views,
+        )  # fmt: skip
         self.stopping = False
         self.lost_races = 0
 
@@ -690,7 +697,7 @@ class Farm:
 
     def status(self, now: float) -> dict[str, Any]:
         """The status object without its `server` part."""
-        return status(self.sessions, self.feeder, self.assigner, now)
+        return status(self.sessions, self.feeder, self.assigner, self.cluster_views, now)
 
     def check(self) -> None:
         """Asserts the invariants of every core and between them."""

@@ -100,6 +100,12 @@ class Reports:
 
     def unanswered(self, claim: Claim, now: float) -> list[Effect]:
         """The worker did not answer `AssignJob` in time."""
+        if claim.attempt is not None:
+            # Taken over by a restarted dispatch, which may have missed its report.
+            self._assigner.release(claim)
+            closed = self._close(claim, "Unanswered", None, now)
+            lost = Result("Failed", f"worker {claim.worker} did not answer after a restart")
+            return [*closed, *self._coordinator.ended(claim, lost, now)]
         self._assigner.declined(claim, now)
         closed = self._close(claim, "Unanswered", None, now)
         return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="no answer")]

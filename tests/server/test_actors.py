@@ -12,6 +12,7 @@ import trio
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
+from actors.server.dispatch import CORES
 from actors.server.policies import load_policy
 from tests.server.farm_harness import BOTH, job
 from transport import loopback
@@ -142,7 +143,7 @@ async def test_whoever_is_killed_sessions_and_running_jobs_go_on(
         server.kill(actor)
         await trio.sleep(1.0)
         assert restarts(server, actor) == 1
-        if actor in ("gateway", "registry", "feeder", "assigner"):
+        if actor in CORES:
             worker.score((await worker.until(m.JobOffer)).candidates)  # scored anew
         second = await worker.request()
         assert {first.job.name, second.job.name} == {"a", "b"}

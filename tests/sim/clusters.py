@@ -27,6 +27,9 @@ from transport.codec import Decoder
 ZONES = ("a", "b", None)
 PLACED_WITHIN = 7.0
 """Seconds for which a full placement may exist: a tick, and a commit that is tried again."""
+HELD_FOR = 38.0
+"""Seconds for which seats may be held before the start: the prepare timeout and a restart; their
+workers give up after 40."""
 LOOKED_EVERY = 3
 """Turns between two looks at whether placements exist."""
 
@@ -78,17 +81,22 @@ class ClusterWatch:
     def __init__(self, demand: Any) -> None:
         self.demand = demand
         self.members: dict[str, tuple[str, ...]] = {}
+        self.primary: dict[str, str] = {}
+        """Its job, by cluster."""
         self.status: dict[str, str] = {}
         self.of_job: dict[str, str] = {}
         self.open: dict[str, str] = {}
         """Open attempt by cluster."""
         self.claims: dict[str, tuple[OpenClaim, ...]] = {}
         """By attempt."""
+        self.held_since: dict[str, float] = {}
+        """By open attempt that was not started."""
         self.of_assignment: dict[str, str] = {}
         self.started: set[str] = set()
         self.closed: dict[str, str] = {}
         self.accepted: dict[str, set[str]] = defaultdict(set)
-        self.completed: set[tuple[str, str]] = set()
+        self.outcomes: dict[str, dict[str, str]] = defaultdict(dict)
+        """Of closed claims, by attempt and job."""
         self.placeable_since: dict[str, float] = {}
         self.turns = 0
         self._decoder = Decoder(m.WORKER_MESSAGES + m.COMMAND_MESSAGES)
@@ -100,6 +108,9 @@ class ClusterWatch:
             jobs = tuple(member.job_id for member in cluster.members)
             self.members[cluster.cluster_id] = jobs
             self.status[cluster.cluster_id] = "Queued"
+            for member in cluster.members:
+                if member.primary:
+                    self.primary[cluster.cluster_id] = member.job_id
             for job in jobs:
                 before = self.of_job.get(job)
                 self.demand(
@@ -134,22 +145,31 @@ class ClusterWatch:
                 self.demand(fits, f"I7: {write.outcome} without a start", *jobs)
                 fits = not was_started or write.outcome != "PrepareFailed"
                 self.demand(fits, "I7: a started attempt ended as PrepareFailed", *jobs)
-                for cluster, attempt in list(self.open.items()):
-                    if attempt == write.attempt_id:
-                        del self.open[cluster]
+                cluster = self.of_job[next(iter(jobs))]
+                del self.open[cluster]
+                self._check_verdict(write, cluster, jobs)
             case SetCluster():
                 before = self.status[write.cluster_id]
                 jobs = set(self.members[write.cluster_id])
                 self.demand(before not in TERMINAL, f"I7: {before}, then {write.status}", *jobs)
                 self.status[write.cluster_id] = write.status
 
-    def completes(self, assignment: str, job: str) -> bool:
-        """Whether a completed claim is a member's, which may complete once in each attempt."""
+    def _check_verdict(self, close: CloseAttempt, cluster: str, jobs: set[str]) -> None:
+        outcomes = self.outcomes[close.attempt_id]
+        completed = {job for job, outcome in outcomes.items() if outcome == "Completed"}
+        if close.outcome == "Succeeded":
+            fits = completed == jobs or self.primary.get(cluster) in completed
+        else:
+            fits = close.outcome != "Failed" or completed != outcomes.keys()
+        self.demand(fits, f"I7: {close.outcome} with {outcomes}", *jobs)
+
+    def closes(self, assignment: str, job: str, outcome: str) -> bool:
+        """Whether a closed claim is a member's, which may complete once in each attempt."""
         attempt = self.of_assignment.get(assignment)
         if attempt is None:
             return False
-        self.demand((attempt, job) not in self.completed, "I4: completed twice", job)
-        self.completed.add((attempt, job))
+        self.demand(job not in self.outcomes[attempt], "I4: closed twice", job)
+        self.outcomes[attempt][job] = outcome
         return True
 
     # -- the wire ----------------------------------------------------------------------------
@@ -192,6 +212,11 @@ class ClusterWatch:
     # -- after every step ----------------------------------------------------------------------
 
     def settled(self, server: Any, now: float) -> None:
+        for attempt in self.open.values():
+            if attempt not in self.started:
+                jobs = [claim.claim.job_id for claim in self.claims[attempt]]
+                held = now - self.held_since.setdefault(attempt, now)
+                self.demand(held < HELD_FOR, f"seats of {attempt} are held for ever", *jobs)
         self.turns += 1
         if self.turns % LOOKED_EVERY or server.is_stopping:
             return
@@ -246,20 +271,6 @@ class ClusterWatch:
         for cluster, status in self.status.items():
             jobs = self.members[cluster]
             self.demand(status in TERMINAL, f"cluster {cluster} is {status} at the end", *jobs)
-            ends = [
-                server.ledger.job(job, 0.0).status for job in jobs if self.is_last(job, cluster)
-            ]
-            if status == "Completed":
-                fits = "Completed" in ends or not ends
-            elif status == "Aborted":
-                fits = True
-            else:
-                fits = ends.count("Completed") < len(jobs)
-            self.demand(fits, f"cluster {cluster} is {status}, its members {ends}", *jobs)
-
-    def is_last(self, job: str, cluster: str) -> bool:
-        """Whether no later cluster ran the job again."""
-        return self.of_job[job] == cluster
 
 
 def _has_full_matching(jobs: Sequence[str], options: dict[str, list[str]]) -> bool:

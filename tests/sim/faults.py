@@ -52,10 +52,10 @@ PRESETS: dict[str, Faults] = {
     "actors": Faults(dispatch_restarts=0.08, pager_restarts=0.1, cuts=0.02),
     "ledger": Faults(failing_commits=0.05, deferred_commits=0.2),
     "clusters": Faults(
-        clusters=1.0, delay=(0.0005, 0.3), cuts=0.02, worker_crashes=0.015, worker_drains=0.015,
-        server_crashes=0.01, server_stops=0.005, dispatch_restarts=0.02, pager_restarts=0.01,
-        cancels=0.02, cordons=0.02, failing_commits=0.02, deferred_commits=0.1, declines=0.08,
-        deaf_seats=0.05, duplicate_reports=0.1, stale_reports=0.05, failures=0.12,
+        clusters=1.0, delay=(0.0005, 0.3), cuts=0.008, worker_crashes=0.002, worker_drains=0.002,
+        server_crashes=0.004, server_stops=0.002, dispatch_restarts=0.006, pager_restarts=0.01,
+        cancels=0.02, cordons=0.004, failing_commits=0.02, deferred_commits=0.1, declines=0.05,
+        deaf_seats=0.12, duplicate_reports=0.1, stale_reports=0.05, failures=0.12,
     ),
     "people": Faults(cancels=0.1, cordons=0.05, failures=0.15),
     "storm": Faults(

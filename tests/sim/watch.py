@@ -98,10 +98,11 @@ class Watch:
                     del self.open[job]
                     self.closed_in[write.assignment_id] = batch.number
                     self.tell(job, f"closed {write.assignment_id} {write.outcome}")
+                    is_member = self.clusters.closes(write.assignment_id, job, write.outcome)
                     if write.outcome == "Completed":
                         is_true = self.is_finished(write.assignment_id)
                         self.demand(is_true, "I4: completed by a stale report", job)
-                        if not self.clusters.completes(write.assignment_id, job):
+                        if not is_member:
                             self.completions[job] += 1
                             self.demand(self.completions[job] == 1, "I4: completed twice", job)
                 case SetJob():
