@@ -29,7 +29,7 @@ from actors.server.memory import MARGIN, load_of
 from actors.server.model import JobClass, PoolEntry, WorkerView
 from actors.server.policies import POLICIES
 from actors.server.pool import Pool
-from actors.server.scoring import decide, find_held
+from actors.server.scoring import Decision, decide, find_held
 from transport.messages import Score
 
 WORKERS = 200
@@ -112,7 +112,7 @@ class Queue:
             policy, self.pool, self.slot, "build", now, averages, load=load, rejected=3
         )
         after = time.perf_counter()
-        assert decision is not None
+        assert isinstance(decision, Decision)
         self.pool.leave(decision.job_id)
         self.pool.score(self.slot, [self.enter()])
         return after - before, time.perf_counter() - start

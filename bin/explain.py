@@ -60,6 +60,8 @@ def _print(told: Mapping[str, Any]) -> None:
         for worker in workers:
             say(f"{clean(worker['name'])}: {clean(worker['why_not'])}; "
                 f"would change it: {clean(worker['would_change'])}")  # fmt: skip
+            if worker["last_request"] is not None:
+                say(f"  {_unanswered(worker['last_request'])}")
     for away in told.get("away", ()):
         seen = duration(away["last_seen_secs"])
         say(f"{clean(away['name'])}: last seen {seen} ago, {clean(away['why_not'])}")
@@ -78,6 +80,19 @@ def worker_table(workers: Any) -> tuple[list[str], list[list[object]]]:
         for w in workers
     ]  # fmt: skip
     return header, rows
+
+
+def _unanswered(request: Mapping[str, Any]) -> str:
+    text = f"it asked {duration(request['secs_ago'])} ago and got nothing"
+    if not request["candidates"]:
+        return f"{text}: there was no candidate"
+    if not request["best"]:
+        return f"{text}: all {request['candidates']} candidates were vetoed"
+    best = request["best"][0]
+    return (
+        f"{text}: the best of {request['candidates']} candidates, {clean(best['job_id'])}, "
+        f"had {_number(best['total'])}"
+    )
 
 
 def _print_decision(decision: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,12 @@ def _list(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any
 @option(
     "--executor",
     type=click.Choice(["nix", "process"]),
-    default="process",
-    show_default=True,
-    help="How jobs are run: process is embedded and needs no Nix; nix is to come.",
+    help="How jobs are run: by Nix, which is the default where it is installed, or by process,"
+    " which is embedded and needs no Nix.",
 )
 @option("--store", metavar="URI", help="Nix store; for process a directory workers may share.")
 @option("--cache", metavar="URI", help="Binary cache for inputs and outputs (with nix).")
+@option("--cache-key", type=FILE, help="Secret key that signs what is written to the cache.")
 @option(
     "--build-max-concurrent",
     also="GRADIENT_WORKER_BUILD_MAX_CONCURRENT",
@@ -97,7 +98,7 @@ def _list(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any
 @log_option
 def worker(
     log_level: str,
-    executor: ExecutorName,
+    executor: ExecutorName | None,
     server_key: Path | None,
     key: Path | None,
     **settings: Any,
@@ -105,6 +106,7 @@ def worker(
     """Run a worker: it asks the server for jobs and runs them, until SIGTERM."""
     start_logging(log_level)
     try:
+        executor = executor or ("nix" if shutil.which("nix-store") else "process")
         config = WorkerConfig(executor=executor, **settings)
         target = Target(config.server, server_key, key, 0)
         return run(target, partial(run_worker, config))

@@ -19,6 +19,7 @@ from .connection import Connection, select_in
 from .records import (
     TERMINAL,
     AddMetric,
+    AddPrefetch,
     ClaimRecord,
     ClusterRecord,
     ForeignChanges,
@@ -109,6 +110,8 @@ JOIN job j ON j.id = d.job
 WHERE d.claimed_at >= ? AND j.kind = 'build' AND j.ready_at IS NOT NULL
 ORDER BY d.claimed_at, d.id
 """
+
+_PREFETCHES = "SELECT paths, secs FROM prefetch ORDER BY seq"
 
 
 class Reads:
@@ -245,6 +248,11 @@ class Reads:
         with self.snapshot() as db:
             rows = db.execute(_WAITS, (wall_offset, limit, since + wall_offset)).fetchall()
         return [PastWait(claimed, waited, _missing(score)) for claimed, waited, score in rows]
+
+    def prefetches(self) -> list[AddPrefetch]:
+        """How long the newest prefetches took, oldest first."""
+        with self.snapshot() as db:
+            return [AddPrefetch(*row) for row in db.execute(_PREFETCHES)]
 
     def workers(self, since: float, limit: int, wall_offset: float) -> list[SeenWorker]:
         """Workers that were here since a time on the server's clock, the newest first."""

@@ -34,6 +34,8 @@ Outcome = Literal[
 ClusterStatus = Literal["Queued", "Running", "Completed", "Failed", "Aborted"]
 AttemptOutcome = Literal["Succeeded", "Failed", "PrepareFailed", "Aborted"]
 
+KEPT_PREFETCHES = 1_000
+
 
 class JobRecord(Struct, frozen=True):
     """One job as the ledger keeps it."""
@@ -243,6 +245,14 @@ class AddMetric(Struct, frozen=True):
     core_score: float | None
 
 
+class AddPrefetch(Struct, frozen=True):
+    """How long a prefetch took beyond the transfer of its bytes; the newest `KEPT_PREFETCHES`
+    are kept."""
+
+    paths: int
+    secs: float
+
+
 class SeeWorker(Struct, frozen=True):
     """A worker is, or was just now, here."""
 
@@ -263,8 +273,8 @@ class AddMessages(Struct, frozen=True):
 
 Write = (
     OpenClaim | CloseClaim | SetJob | SetPriority | SetCordon | AddRequester | DropRequester
-    | SetSizes | AddMetric | SeeWorker | AddMessages | OpenAttempt | StartAttempt | CloseAttempt
-    | SetCluster
+    | SetSizes | AddMetric | AddPrefetch | SeeWorker | AddMessages | OpenAttempt | StartAttempt
+    | CloseAttempt | SetCluster
 )  # fmt: skip
 
 
@@ -354,6 +364,8 @@ class Snapshot(Struct, frozen=True):
     waits: tuple[PastWait, ...] = ()
     """Of the builds assigned in the last hour, oldest first."""
     workers: tuple[SeenWorker, ...] = ()
+    prefetches: tuple[AddPrefetch, ...] = ()
+    """The newest, oldest first."""
     clusters: tuple[ClusterRecord, ...] = ()
     """Every cluster that has not ended, and the newest of those that have."""
     attempts: tuple[AttemptRecord, ...] = ()

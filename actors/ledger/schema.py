@@ -209,8 +209,16 @@ _V2 = (
 )
 
 _V3 = (
+    """CREATE TABLE prefetch (
+        seq INTEGER PRIMARY KEY,
+        paths INTEGER NOT NULL,
+        secs REAL NOT NULL
+    )""",
+)
+
+_V4 = (
     # A job may be submitted again in another cluster once the first has ended.
-    "ALTER TABLE cluster_member RENAME TO cluster_member_v2",
+    "ALTER TABLE cluster_member RENAME TO cluster_member_v3",
     """CREATE TABLE cluster_member (
         cluster TEXT NOT NULL REFERENCES cluster_job (id),
         role TEXT NOT NULL,
@@ -221,8 +229,8 @@ _V3 = (
         PRIMARY KEY (cluster, role, number)
     ) WITHOUT ROWID""",
     """INSERT INTO cluster_member (cluster, role, number, job, is_primary, pin)
-        SELECT cluster, role, number, job, is_primary, pin FROM cluster_member_v2""",
-    "DROP TABLE cluster_member_v2",
+        SELECT cluster, role, number, job, is_primary, pin FROM cluster_member_v3""",
+    "DROP TABLE cluster_member_v3",
     # Whether a job is a member of an open cluster, read with every job.
     "CREATE INDEX cluster_member_job ON cluster_member (job)",
     "ALTER TABLE cluster_job ADD COLUMN changed_at REAL NOT NULL DEFAULT 0",
@@ -237,7 +245,7 @@ _V3 = (
         WHERE cluster_attempt IS NOT NULL""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4)
 
 
 def version_of(db: sqlite3.Connection) -> int:

@@ -182,6 +182,7 @@ class SqliteLedger(Reads):
             metrics=(*builds, *evaluations),
             waits=tuple(self.waits(now - _HOUR_SECS, _MAX_WAITS, wall_offset)),
             workers=tuple(self.workers(now - _HISTORY_SECS, _MAX_WORKERS, wall_offset)),
+            prefetches=tuple(self.prefetches()),
         )
 
     def adopt(self, dead: Collection[str], wall_offset: float) -> Adopted:

@@ -10,9 +10,11 @@ import sqlite3
 from typing import assert_never
 
 from .records import (
+    KEPT_PREFETCHES,
     TERMINAL,
     AddMessages,
     AddMetric,
+    AddPrefetch,
     AddRequester,
     CloseAttempt,
     CloseClaim,
@@ -74,6 +76,8 @@ _ADD_METRIC = """
 INSERT INTO build_metric (assignment, package, system, at, wall_time_ms, cpu_time_ms,
     peak_ram_mb, output_nar_size, oom, contention, core_score)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_ADD_PREFETCH = "INSERT INTO prefetch (paths, secs) VALUES (?, ?)"
+_DROP_PREFETCHES = "DELETE FROM prefetch WHERE seq <= ?"
 _SEE_WORKER = """
 INSERT INTO worker (id, name, capabilities, last_seen) VALUES (?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, capabilities = excluded.capabilities,
@@ -135,6 +139,9 @@ def perform(db: sqlite3.Connection, write: Write, stamp: Stamp) -> bool:
             db.executemany(_SET_SIZES, sizes)
         case AddMetric():
             _add_metric(db, write, stamp)
+        case AddPrefetch(paths, secs):
+            newest = db.execute(_ADD_PREFETCH, (paths, secs)).lastrowid or 0
+            db.execute(_DROP_PREFETCHES, (newest - KEPT_PREFETCHES,))
         case SeeWorker():
             _see_worker(db, write, stamp)
         case AddMessages():

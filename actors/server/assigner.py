@@ -20,14 +20,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from actors.ledger.records import AddMetric, ClaimRecord
+from actors.ledger.records import AddMetric, AddPrefetch, ClaimRecord
 from actors.server.averages import Instance
+from actors.server.block import KIND_CODES
 from actors.server.claims import Claim
 from actors.server.history import Key, Profile
 from actors.server.memory import MARGIN, Load, Reservation, load_of
 from actors.server.model import PoolEntry, WorkerView
 from actors.server.pool import Pool
-from actors.server.scoring import Averages, Faults, Policy, decide, find_held
+from actors.server.scoring import Averages, Faults, NoWinner, Policy, decide, find_held
 from actors.server.scoring.columns import READ_SHARE_MBPS, seconds_per_byte
 from actors.server.sessions import Session
 from transport import messages as m
@@ -79,6 +80,8 @@ class Assigner:
         self._open_builds: dict[str, int] = {}
         self._orphans: dict[str, float] = {}
         self._idle: dict[tuple[str, m.Kind], float] = {}
+        self._unanswered: dict[tuple[str, m.Kind], tuple[float, NoWinner]] = {}
+        """By worker that is here: its last decision, and when, if nothing won."""
         self._declines: dict[str, dict[str, tuple[float, float]]] = {}
         self._deadlines: list[tuple[float, str, str]] = []
 
@@ -179,6 +182,8 @@ class Assigner:
         self.pool.remove_worker(self._slots.pop(session.id))
         del self._views[session.id]
         self._clear_idle(session.worker)
+        for kind in KIND_CODES:
+            self._unanswered.pop((session.worker, kind), None)
         self._reserved.pop(session.worker, None)
         self.instance.fetch_workers.pop(session.worker, None)
         claims = [c for c in self._held.get(session.worker, {}).values() if c.state != "claiming"]
@@ -283,8 +288,10 @@ class Assigner:
             self.policy, self.pool, slot, kind, now, averages, exclude,
             load=load, rejected=KEPT_REJECTED, faults=self._faults,
         )  # fmt: skip
-        if decision is None:
+        if isinstance(decision, NoWinner):
+            self._unanswered[worker, kind] = now, decision
             return None
+        self._unanswered.pop((worker, kind), None)
         reported = self.pool.reported(slot, decision.job_id)
         entry = self.pool.leave(decision.job_id)
         assert entry is not None
@@ -354,6 +361,10 @@ class Assigner:
         """What rules compare with at `now`."""
         return self.instance.averages(self.pool, now)
 
+    def unanswered(self, worker: str, kind: m.Kind) -> tuple[float, NoWinner] | None:
+        """When the worker's last request was decided, if nothing was found for it."""
+        return self._unanswered.get((worker, kind))
+
     def declines_until(self, worker: str, job_id: str, now: float) -> float | None:
         """When a worker that declined a job may get it again; None when it may now."""
         until, _ = self._declines.get(job_id, {}).get(worker, (0.0, 0.0))
@@ -379,19 +390,24 @@ class Assigner:
         claim.progress = progress
         self._set_phase(claim, progress.phase if isinstance(progress, m.BuildProgress) else "")
 
-    def finished(self, claim: Claim, session: Session, spans: Sequence[m.Span]) -> None:
+    def finished(
+        self, claim: Claim, session: Session, spans: Sequence[m.Span]
+    ) -> list[AddPrefetch]:
         """A build is done: what its prefetch took beyond the bytes counts for the time that a
         path takes."""
         view = self._views.get(session.id)
         if view is None or claim.reported is None or not claim.reported.missing_count:
-            return
+            return []
+        fetched = []
         for span in spans:
             if span.phase == "prefetch":
                 fleet = self.pool.download_mbps.mean
                 per_byte = seconds_per_byte(view.download_speed_mbps, fleet, READ_SHARE_MBPS, 0)
                 size = claim.reported.missing_nar_size if span.bytes is None else span.bytes
                 secs = (span.end_ms - span.start_ms) / 1000 - size * per_byte
-                self.instance.paths.add(claim.reported.missing_count, secs)
+                fetched.append(AddPrefetch(claim.reported.missing_count, max(0.0, secs)))
+                self.instance.paths.add(fetched[-1])
+        return fetched
 
     def learn(self, metric: AddMetric) -> None:
         """A build or evaluation that ran for real: part of the history."""
@@ -528,6 +544,7 @@ class Assigner:
         assert sum(self.instance.project_claims.values()) == len(held)
         here = {view.worker for view in self._views.values()}
         assert self._reserved.keys() <= here
+        assert {worker for worker, _ in self._unanswered} <= here
         for worker, is_busy in self.instance.fetch_workers.items():
             assert worker in here
             assert is_busy == (worker in self._held)

@@ -6,15 +6,15 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from actors.ledger.records import PastWait
+from actors.ledger.records import KEPT_PREFETCHES, AddPrefetch, PastWait
 from actors.server.pool import Pool
 from actors.server.scoring import Averages
 from transport import messages as m
 
 _BUCKET_SECS, _HOUR_SECS = 60.0, 3600.0
 SECS_PER_PATH = 0.18
-MIN_PREFETCHES, KEPT_PREFETCHES = 100, 1_000
-"""Prefetches from which on, and to which, the time a path takes is fitted."""
+MIN_PREFETCHES = 100
+"""Prefetches from which on the time that a path takes is fitted, to the latest of them."""
 
 
 class HourMean:
@@ -50,11 +50,10 @@ class PathFit:
         self._samples: deque[tuple[int, float]] = deque()
         self._paths, self._secs = 0, 0.0
 
-    def add(self, paths: int, secs: float) -> None:
-        """A prefetch took `secs` beyond the transfer of its bytes."""
-        self._samples.append((paths, max(0.0, secs)))
-        self._paths += paths
-        self._secs += max(0.0, secs)
+    def add(self, prefetch: AddPrefetch) -> None:
+        self._samples.append((prefetch.paths, prefetch.secs))
+        self._paths += prefetch.paths
+        self._secs += prefetch.secs
         if len(self._samples) > KEPT_PREFETCHES:
             old_paths, old_secs = self._samples.popleft()
             self._paths -= old_paths
@@ -82,9 +81,11 @@ class Instance:
         self.fetch_workers: dict[str, bool] = {}
         """By worker with `fetch` that is here: whether it holds a claim."""
 
-    def load(self, past: Iterable[PastWait]) -> None:
-        """Takes over what the ledger holds of the last hour, oldest first."""
-        for wait in past:
+    def load(self, waits: Iterable[PastWait], prefetches: Iterable[AddPrefetch]) -> None:
+        """Takes over what the ledger holds, oldest first."""
+        for prefetch in prefetches:
+            self.paths.add(prefetch)
+        for wait in waits:
             self._assigned(wait.waited, wait.missing, wait.claimed_at)
 
     def assigned(self, waited: float, reported: m.Score | None, now: float) -> None:

@@ -113,7 +113,7 @@ class Commands:
                 return self._resolve(
                     _Targets(
                         peer, message.request, [message.job], [],
-                        lambda ids, at: self._explain(peer, message.request, ids[0], at),
+                        lambda ids, _: self._explain(peer, message.request, ids[0]),
                     ),
                     now,
                 )  # fmt: skip
@@ -315,18 +315,16 @@ class Commands:
         has_ended = job_id not in self._feeder.nodes
         return [ReadLog(peer, message.request, job_id, message.offset, has_ended)]
 
-    def _explain(self, peer: bytes, request: int, job_id: str, now: float) -> list[Effect]:
-        waiting = self._explainer.waiting(job_id, now)
-        if waiting is not None:
-            return [Tell(peer, m.CmdExplainReply(request=request, explanation=waiting))]
-
+    def _explain(self, peer: bytes, request: int, job_id: str) -> list[Effect]:
         def answer(found: tuple[JobInfo | None, list[PastClaim]], at: float) -> list[Effect]:
             info, claims = found
             if info is None:
                 text = f"{job_id} is a submission: name one of its jobs (`headrace jobs`)"
                 return _refuse(peer, request, text)
-            decided = self._explainer.decided(info, claims, at)
-            return [Tell(peer, m.CmdExplainReply(request=request, explanation=decided))]
+            told = self._explainer.waiting(job_id, claims, at)
+            if told is None:
+                told = self._explainer.decided(info, claims, at)
+            return [Tell(peer, m.CmdExplainReply(request=request, explanation=told))]
 
         return self.ask(peer, request, answer, "decision_of", job_id)
 

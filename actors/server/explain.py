@@ -6,18 +6,20 @@ Rules of the file:
   hurdle that any of them reached: kind, system, features, project. Where some may, it is the state
   at the worker that is nearest to running it (`_NEAREST`).
 - Codes are stable; texts are for people.
-- A pending job is explained from memory, as the next request would be decided; one that runs or
-  has ended from the breakdown that its claim left in the ledger.
+- A pending job is explained from memory, as the next request would be decided, with what became
+  of its claims so far; one that runs or has ended from the breakdown that its claim left in the
+  ledger.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from actors.ledger.records import TERMINAL, JobInfo, PastClaim
 from actors.server.assigner import Assigner
@@ -28,6 +30,7 @@ from actors.server.model import JobClass, WorkerView, eligible
 from actors.server.roster import Roster
 from actors.server.scoring import explain, outranking
 from actors.server.sessions import Session, SessionTable
+from transport import messages as m
 from transport.codec import decode_value
 
 MAX_COUNTED_JOBS = 2_000_000
@@ -70,6 +73,7 @@ class _Verdict(Struct, frozen=True):
     total: float | None = None
     vetoes: tuple[str, ...] = ()
     outranked_by: int | None = None
+    last_request: dict[str, Any] | None = None
 
     def shown(self) -> dict[str, Any]:
         return {
@@ -83,6 +87,7 @@ class _Verdict(Struct, frozen=True):
             "rules": self.scores,
             "outranked_by": self.outranked_by,
             "would_change": _CHANGES[self.code],
+            "last_request": self.last_request,
         }
 
 
@@ -103,8 +108,11 @@ class Explainer:
         self._sessions = sessions
         self._roster = roster
 
-    def waiting(self, job_id: str, now: float) -> dict[str, Any] | None:
-        """Why a job waits; None when it does not: it runs, has ended, or is unknown."""
+    def waiting(
+        self, job_id: str, claims: Sequence[PastClaim], now: float
+    ) -> dict[str, Any] | None:
+        """Why a job waits, and what became of its claims so far; None when it does not: it runs,
+        has ended, or is unknown."""
         node = self._feeder.nodes.get(job_id)
         if node is None or node.status not in ("Created", "Queued"):
             return None
@@ -113,19 +121,19 @@ class Explainer:
         for session in self._sessions:
             verdict = self._verdict(node, session, now, counts=counted > 0)
             counted -= verdict.outranked_by is not None
-            verdicts.append(verdict)
+            asked = self._last_request(session.worker, node.cls.kind, now)
+            verdicts.append(replace(verdict, last_request=asked))
         reason = self._standing(node, now) or self._reason(node.cls, verdicts, now)
         return {
             **_head(node.job_id, node.cls.kind, node.name, node.status),
             "reason": reason,
             "workers": [verdict.shown() for verdict in verdicts],
             "away": self._away(node.cls, now),
-            "decisions": [],
+            "decisions": _decisions(claims),
         }
 
     def decided(self, info: JobInfo, claims: Sequence[PastClaim], now: float) -> dict[str, Any]:
         """Why a job went where it went."""
-        decisions = [_decision(claim) for claim in claims[-MAX_NAMED:]]
         newest = claims[-1] if claims else None
         node = self._feeder.nodes.get(info.job_id)
         held = self._clusters.standing(info.job_id, now)
@@ -145,7 +153,7 @@ class Explainer:
             "reason": reason,
             "workers": [],
             "away": [],
-            "decisions": decisions,
+            "decisions": _decisions(claims),
         }
 
     # -- reasons that no worker can do anything about -------------------------------------------
@@ -203,6 +211,18 @@ class Explainer:
         return _Verdict(
             session, True, code, why, told.scores, told.total, told.vetoes, outranked_by
         )
+
+    def _last_request(self, worker: str, kind: m.Kind, now: float) -> dict[str, Any] | None:
+        """The worker's last request, if it was left unanswered."""
+        unanswered = self._assigner.unanswered(worker, kind)
+        if unanswered is None:
+            return None
+        asked_at, decision = unanswered
+        return {
+            "secs_ago": round(now - asked_at, 3),
+            "candidates": decision.candidates,
+            "best": _totals(decision.best),
+        }
 
     def _busy(self, node: Node, session: Session, view: WorkerView, now: float) -> tuple[str, str]:
         if view.draining:
@@ -337,6 +357,10 @@ def _head(job_id: str, kind: str, name: str, status: str) -> dict[str, Any]:
     return {"job_id": job_id, "kind": kind, "name": name, "status": status}
 
 
+def _decisions(claims: Sequence[PastClaim]) -> list[dict[str, Any]]:
+    return [_decision(claim) for claim in claims[-MAX_NAMED:]]
+
+
 def _decision(past: PastClaim) -> dict[str, Any]:
     score = {} if past.score is None else decode_value(past.score)
     missing = score.get("missing")
@@ -351,8 +375,12 @@ def _decision(past: PastClaim) -> dict[str, Any]:
         "rules": score.get("rules", {}),
         "missing_nar_size": missing[0] if missing else None,
         "missing_count": missing[1] if missing else None,
-        "rejected": [{"job_id": job, "total": total} for job, total in score.get("rejected", ())],
+        "rejected": _totals(score.get("rejected", ())),
     }
+
+
+def _totals(ranking: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [{"job_id": job_id, "total": total} for job_id, total in ranking]
 
 
 def _iso(wall: float) -> str:

@@ -192,7 +192,7 @@ class Farm:
 
     def _load(self, snapshot: Snapshot, others_alive: frozenset[str], now: float) -> None:
         self.assigner.pool.history.load(snapshot.metrics, now)
-        self.assigner.instance.load(snapshot.waits)
+        self.assigner.instance.load(snapshot.waits, snapshot.prefetches)
         effects = self.feeder.load(snapshot, now)
         # What another living server handed out is its own to close.
         claims = [c for c in snapshot.claims if c.server not in others_alive]

@@ -209,9 +209,10 @@ class Reports:
             # `Recorded` promises that its derivations are durable too.
             self._held[claim.job_id] = (session, report)
             return []
-        self._assigner.finished(claim, session, report.spans or ())
+        fetched = self._assigner.finished(claim, session, report.spans or ())
         self._assigner.release(claim)
         effects = self._close(claim, "Completed", None, now)
+        effects += map(Record, fetched)
         output = claim.output
         if claim.kind == "eval":
             effects += self._learn(session, claim, _duration(claim, now), now)

@@ -38,8 +38,10 @@ class WorkerConfig:
     """Instead of the id that is kept in the state directory."""
     name: str | None = None
     store: str | None = None
-    """For `process`: a directory that workers on one file system may share."""
+    """For `nix` a store URI, for `process` a directory that workers may share."""
     cache: str | None = None
+    cache_key: Path | None = None
+    """Secret key that signs what is written to the cache."""
     build_max_concurrent: int = 1
     eval_max_concurrent: int = 1
     systems: tuple[str, ...] | None = None
@@ -67,6 +69,8 @@ class WorkerConfig:
             raise ConfigError(f"the CPU core score is {score}; give a number above 0")
         if self.executor == "process" and self.cache is not None:
             raise ConfigError("--cache needs --executor nix; process workers share a --store")
+        if self.cache is None and self.cache_key is not None:
+            raise ConfigError("--cache-key signs what is written to a cache: add --cache URI")
 
 
 def parse_list(text: str) -> tuple[str, ...]:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from msgspec import Struct
 
+from actors.nix.settings import NixFailed, show_config
 from actors.worker.config import WorkerConfig
 from transport import messages as m
 
 log = logging.getLogger("headrace.worker")
 
-_NIX_LIMIT_SECS = 5.0
-_NIX_COMMANDS = (("config", "show", "--json"), ("show-config", "--json"))
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "i386": "i686", "armv8l": "armv7l"}
 
 # One core of a common server processor of the early 2020s, in MiB/s of SHA-256.
@@ -79,43 +75,22 @@ def own_system() -> str:
 
 def nix_systems() -> Systems | None:
     """Systems and features by Nix's own settings; none, and a log line, without an answer."""
-    nix = shutil.which("nix")
-    if nix is None:
+    if shutil.which("nix") is None:
         log.info("no nix on PATH: this machine's own system is announced, and no features")
         return None
-    reason = "no answer"
-    for command in _NIX_COMMANDS:
-        argv = [nix, "--extra-experimental-features", "nix-command", *command]
-        try:
-            answer = _run(argv)
-            return _systems_of(json.loads(answer))
-        except subprocess.TimeoutExpired:
-            reason = f"no answer within {_NIX_LIMIT_SECS:.0f} s"
-        except subprocess.CalledProcessError as error:
-            reason = f"exit code {error.returncode}"
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-    log.warning("nix does not tell its settings (%s): no features are announced", reason)
-    return None
-
-
-def _run(argv: Sequence[str]) -> bytes:
-    return subprocess.run(  # noqa: S603 - nix as found on PATH, fixed arguments
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=_NIX_LIMIT_SECS,
-        check=True,
-    ).stdout
+    try:
+        return _systems_of(show_config(os.environ))
+    except (NixFailed, LookupError, TypeError) as error:
+        log.warning("%s; no features are announced", error)
+        return None
 
 
 def _systems_of(settings: dict[str, Any]) -> Systems:
     def words(name: str) -> list[str]:
-        value = settings.get(name, {}).get("value", [])
+        value = settings.get(name, [])
         return value.split() if isinstance(value, str) else [str(word) for word in value]
 
-    system = settings["system"]["value"]
+    system = settings["system"]
     if not isinstance(system, str) or not system:
         raise TypeError("the setting `system` is no text")
     # Listed for cross building of single instructions sets; no job is ever for one of these.

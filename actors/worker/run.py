@@ -18,6 +18,7 @@ from actors.worker.config import ConfigError, WorkerConfig, read_peers, worker_i
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.detect import detect
 from actors.worker.executors.base import Executor
+from actors.worker.executors.nix import NixExecutor
 from actors.worker.executors.process import ProcessExecutor
 from actors.worker.metrics import MachineMetrics
 from actors.worker.shell import WorkerShell
@@ -79,7 +80,11 @@ async def run_worker(
                 )
                 log.info("worker %s, server %s", identity, config.server)
                 task_status.started()
-                stopper.exit_code = await stopper.shell.run()
+                try:
+                    stopper.exit_code = await stopper.shell.run()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await executor.close()
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -94,7 +99,7 @@ def make_executor(config: WorkerConfig) -> Executor:
     """
     if config.executor == "process":
         return ProcessExecutor.of(config)
-    raise ConfigError("this headrace cannot run Nix itself yet; start with --executor process")
+    return NixExecutor.of(config)
 
 
 class _Stopper:

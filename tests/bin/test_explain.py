@@ -12,7 +12,7 @@ WORKER = {
     "worker": "w-1", "name": "amber", "eligible": True, "code": "outranked",
     "why_not": "2 other jobs come first", "total": 3600.5, "vetoes": [],
     "rules": {"estimated-time": 3540.5, "wait-time": 60.0, "qos": 0.0}, "outranked_by": 2,
-    "would_change": "headrace prioritize",
+    "would_change": "headrace prioritize", "last_request": None,
 }  # fmt: skip
 AWAY = {"worker": "w-2", "name": "birch", "last_seen_secs": 185.0, "eligible": False,
         "why_not": "does not build for x86_64-linux"}  # fmt: skip
@@ -63,6 +63,23 @@ def test_a_running_job_is_told_with_its_decision(server, headrace) -> None:
         "  total 60.0: wait-time 60.0",
         "  before j-2 with 59.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "best", "text"),
+    [
+        (0, [], "there was no candidate"),
+        (2, [], "all 2 candidates were vetoed"),
+        (3, [{"job_id": "j-2", "total": -5000.0}],
+         "the best of 3 candidates, j-2, had -5000.0"),
+    ],
+)  # fmt: skip
+def test_a_request_left_unanswered_is_told(server, headrace, candidates, best, text) -> None:
+    asked = {"secs_ago": 4.0, "candidates": candidates, "best": best}
+    told = explanation("below_floor", workers=[WORKER | {"last_request": asked}])
+    server.on(m.CmdExplain, reply(told))
+    _, out, _ = headrace("explain", "j-1")
+    assert out.splitlines()[-1] == f"  it asked 4s ago and got nothing: {text}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 
 from actors.ledger import schema
 from actors.ledger.records import (
+    KEPT_PREFETCHES,
     AddMetric,
+    AddPrefetch,
     Admission,
     ClaimRecord,
     CloseClaim,
@@ -114,6 +116,14 @@ def test_a_start_reads_the_waits_of_the_last_hour(ledger: SqliteLedger) -> None:
     assign(ledger, "j3", -30.5, -10.0, encode_value({"total": 1.0, "rules": {}}))
     waits = ledger.load(OFFSET).waits
     assert waits == (PastWait(-100.0, 100.0, (5, 6)), PastWait(-10.0, 20.5, None))
+
+
+def test_a_start_reads_the_newest_prefetches(ledger: SqliteLedger) -> None:
+    fetched = [AddPrefetch(n, n / 2) for n in range(KEPT_PREFETCHES + 3)]
+    ledger.apply(fetched[:2], OFFSET, 1.0)
+    assert ledger.load(OFFSET).prefetches == tuple(fetched[:2])
+    ledger.apply(fetched[2:], OFFSET, 1.0)
+    assert ledger.load(OFFSET).prefetches == tuple(fetched[3:])
 
 
 def test_a_job_is_read_with_all_its_claims(ledger: SqliteLedger) -> None:

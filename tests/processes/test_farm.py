@@ -144,6 +144,31 @@ def test_everything_is_built_once_while_servers_and_workers_are_killed(farm):
     assert_once_and_in_order(farm, 150)
 
 
+def test_what_builds_took_is_remembered_by_the_next_server(farm):
+    server = farm.server()
+    farm.worker("w1", slots=1)
+    farm.submit(build("first", "sleep 0.3; echo > $out", pname="thing"))
+    assert farm.run("wait", "--timeout", "60").returncode == 0
+    farm.submit(build("long", "exec sleep 300", pname="other", prioritized=True))
+    until(lambda: farm.jobs()["long"]["status"] == "Building", "the slot is taken")
+    [second] = farm.submit(build("second", pname="thing"))["jobs"].values()
+
+    def estimate() -> float | None:
+        """Of the build that waits, once its worker is here and has scored it."""
+        told = farm.json("explain", second)
+        for worker in told["workers"]:
+            if worker["rules"] and not worker["vetoes"]:
+                return worker["rules"]["estimated-time"]
+        return None
+
+    before = until(estimate, "the worker has scored it")
+    assert before <= 3600 - 0.3
+    server.kill()
+    server.wait()
+    farm.server()
+    assert until(estimate, "the worker is back") == pytest.approx(before, abs=1e-6)
+
+
 def test_two_servers_share_a_ledger_and_never_assign_a_job_twice(farm):
     farm.server("--tick", "0.2", listen="tcp://127.0.0.1:0")
     farm.worker("w1")

@@ -38,6 +38,7 @@ class Staged:
         numbers = iter(range(10_000))
         self.assigner = Assigner(POLICIES[policy], lambda: f"a{next(numbers)}")
         self.roster = Roster(self.sessions, seen)
+        self.past: list[PastClaim] = []
         coordinator = Coordinator(
             ServerConfig(state_dir=Path()), "s", lambda: "r", self.assigner, self.feeder,
             self.sessions,
@@ -93,7 +94,7 @@ class Staged:
         return claim.job_id
 
     def explain(self, job_id: str, now: float = NOW) -> dict[str, Any]:
-        told = self.explainer.waiting(job_id, now)
+        told = self.explainer.waiting(job_id, self.past, now)
         assert told is not None
         return told
 
@@ -220,6 +221,28 @@ def test_a_total_below_the_floor_and_what_lifts_it(staged: Staged) -> None:
     assert staged.code("j", NOW + 4_000) == "next"
 
 
+def test_a_request_that_nothing_was_found_for_is_remembered(staged: Staged) -> None:  # 60
+    session = staged.connect("w1", slots=2)
+    session.metrics = m.WorkerMetrics(cpu_usage_pct=99.0)
+    staged.assigner.changed(session)
+    for job_id in ("j1", "j2", "j3"):
+        staged.submit(job_id)
+    staged.score(session, "j1", "j2")
+    (worker,) = staged.explain("j1")["workers"]
+    assert worker["last_request"] is None
+    assert staged.assigner.request(session, "build", NOW) is None
+    (worker,) = staged.explain("j1", NOW + 3)["workers"]
+    total = staged.explain("j1")["workers"][0]["total"]
+    assert worker["last_request"] == {
+        "secs_ago": 3.0, "candidates": 3,
+        "best": [{"job_id": "j1", "total": total}, {"job_id": "j2", "total": total}],
+    }  # fmt: skip
+    session.metrics = m.WorkerMetrics(cpu_usage_pct=9.0)
+    staged.assigner.changed(session)
+    staged.run(session)
+    assert staged.explain("j2")["workers"][0]["last_request"] is None
+
+
 def test_memory_that_was_promised_holds_a_build(staged: Staged) -> None:
     for package in ("small", "big"):
         staged.assigner.learn(
@@ -267,7 +290,10 @@ def test_inputs_and_retries(staged: Staged) -> None:
     staged.run(session)
     staged.assigner.release(staged.assigner.claims["j1"])
     staged.route(staged.feeder.failed("j1", "Transient", "no network", NOW))
+    row = ClaimRecord("a0", "j1", "w1", "c", "s", 1_700_000_000.0)
+    staged.past = [PastClaim(row, 1_700_000_009.0, "Transient", "no network", None)]
     told = staged.explain("j1")
+    assert [(d["outcome"], d["worker"]) for d in told["decisions"]] == [("Transient", "w1")]
     assert told["reason"]["code"] == "retry_at"
     assert told["reason"]["retry_in_secs"] == 30.0
     assert "no network" in told["reason"]["text"]
@@ -279,7 +305,7 @@ def test_a_job_that_runs_is_explained_by_its_claim(staged: Staged) -> None:
     session = staged.connect("w1")
     staged.score(session, "j1", "j2", "j3", "j4", "j5", size=10)
     assert staged.run(session) == "j1"
-    assert staged.explainer.waiting("j1", NOW) is None
+    assert staged.explainer.waiting("j1", [], NOW) is None
     claim = staged.assigner.claims["j1"]
     row = ClaimRecord(claim.assignment_id, "j1", "w1", "c", "s", 1_700_000_000.0)
     past = PastClaim(row, None, None, None, encode_value(breakdown(claim)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.ledger.records import AddMetric, PastWait, Snapshot
+from actors.ledger.records import AddMetric, AddPrefetch, PastWait, Snapshot
 from actors.server import history as h
 from actors.server.assigner import Assigner
 from actors.server.averages import MIN_PREFETCHES, SECS_PER_PATH, Instance, PathFit
@@ -174,11 +174,11 @@ def test_promises_are_the_larger_of_predicted_and_observed() -> None:
 def test_the_time_of_a_path_is_fitted_after_100_prefetches() -> None:
     fit = PathFit()
     for _ in range(MIN_PREFETCHES - 1):
-        fit.add(10, 1.0)
+        fit.add(AddPrefetch(10, 1.0))
     assert fit.path_secs == SECS_PER_PATH
-    fit.add(10, 1.0)
+    fit.add(AddPrefetch(10, 1.0))
     assert fit.path_secs == pytest.approx(0.1)
-    fit.add(1_000, -5.0)
+    fit.add(AddPrefetch(1_000, 0.0))
     assert 0 <= fit.path_secs < 0.1
 
 
@@ -189,9 +189,13 @@ def test_averages_are_those_of_before_a_restart() -> None:
         now = 100.0 + number
         before._assigned(10.0 * number, (number, 1), now)
         past.append(PastWait(now, 10.0 * number, (number, 1)))
-    after.load(past)
+    fetched = [AddPrefetch(1, 0.5)] * MIN_PREFETCHES
+    for prefetch in fetched:
+        before.paths.add(prefetch)
+    after.load(past, fetched)
     assert after.averages(pool, 200.0) == before.averages(pool, 200.0)
     assert after.averages(pool, 200.0).wait_secs == 20.0
+    assert after.averages(pool, 200.0).path_secs == 0.5
     assert after.averages(pool, 100.0 + 3_700.0).wait_secs is None
 
 

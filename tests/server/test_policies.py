@@ -17,7 +17,17 @@ from actors.server import policies
 from actors.server.model import JobClass, PoolEntry, WorkerView
 from actors.server.policies import POLICIES, PolicyError, load_policy, with_fair_share
 from actors.server.pool import Pool
-from actors.server.scoring import Averages, Columns, Faults, NeverVetoes, Policy, decide, explain
+from actors.server.scoring import (
+    Averages,
+    Columns,
+    Decision,
+    Faults,
+    NeverVetoes,
+    NoWinner,
+    Policy,
+    decide,
+    explain,
+)
 from transport.messages import Score
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "policy"
@@ -62,7 +72,9 @@ def ranking(policy: Policy, pool: Pool, slot: int, faults: Faults | None = None)
     decision = decide(
         policy, pool, slot, "build", NOW, Averages(), rejected=9, faults=faults or Faults()
     )
-    return [] if decision is None else [decision.job_id, *(j for j, _ in decision.rejected)]
+    if isinstance(decision, NoWinner):
+        return []
+    return [decision.job_id, *(j for j, _ in decision.rejected)]
 
 
 @pytest.mark.usefixtures("example")
@@ -145,7 +157,7 @@ def test_one_project_does_not_fill_the_farm_when_shares_are_fair() -> None:
     told = [explain(policy, pool, slot, j, NOW, averages) for j in "ab"]
     assert [t.scores["fair-share"] for t in told if t is not None] == [-375.0, -125.0]
     decision = decide(policy, pool, slot, "build", NOW, averages)
-    assert decision is not None
+    assert isinstance(decision, Decision)
     assert decision.job_id == "b"
     with pytest.raises(PolicyError, match="no fair-share"):
         with_fair_share(POLICIES["simple"])

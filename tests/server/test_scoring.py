@@ -16,7 +16,16 @@ from actors.server import policies
 from actors.server.model import JobClass, PoolEntry, WorkerView
 from actors.server.policies import DEFAULT_POLICY, POLICIES, PolicyError, UnknownPolicy, load_policy
 from actors.server.pool import Pool
-from actors.server.scoring import Averages, Columns, Decision, Floats, Policy, decide, explain
+from actors.server.scoring import (
+    Averages,
+    Columns,
+    Decision,
+    Floats,
+    NoWinner,
+    Policy,
+    decide,
+    explain,
+)
 from actors.server.scoring.columns import seconds_per_byte
 from transport.messages import Kind, Score
 
@@ -87,13 +96,13 @@ def decided(
     kind: Kind = "build",
     averages: Averages = Averages(),  # noqa: B008 - frozen
     **worker: Any,
-) -> Decision | None:
+) -> Decision | NoWinner:
     pool, slot = pool_of(jobs, view(**worker))
     return decide(policy, pool, slot, kind, NOW, averages)
 
 
-def winner(decision: Decision | None) -> str | None:
-    return None if decision is None else decision.job_id
+def winner(decision: Decision | NoWinner) -> str | None:
+    return decision.job_id if isinstance(decision, Decision) else None
 
 
 def reported(job_id: str, size: int = 0, **changes: Any) -> Job:
@@ -145,8 +154,8 @@ class Constant:
 )
 def test_the_floor_is_zero_inclusive_after_rounding(value: float, expected: float | None) -> None:
     decision = decided([reported("a")], Policy("constant", "", (Constant(value),)))
-    assert (None if decision is None else decision.total) == expected
-    if decision is not None:
+    assert (decision.total if isinstance(decision, Decision) else None) == expected
+    if isinstance(decision, Decision):
         assert math.copysign(1.0, decision.total) == 1.0
 
 
@@ -183,7 +192,7 @@ def test_a_rule_sees_the_sum_of_those_before_it() -> None:
             return None
 
     decision = decided([reported("a")], Policy("undo", "", (*SIMPLE.rules, Undo())))
-    assert decision is not None
+    assert isinstance(decision, Decision)
     assert (decision.total, decision.scores["undo"]) == (0.0, -3600.0)
 
 
@@ -201,9 +210,9 @@ def test_excluded_jobs_are_passed_over() -> None:
     pool, slot = pool_of([reported(job_id) for job_id in "abc"], view())
     averages = Averages()
     decision = decide(SIMPLE, pool, slot, "build", NOW, averages, exclude=["a", "zzz"])
-    assert decision is not None
+    assert isinstance(decision, Decision)
     assert (decision.job_id, decision.candidates) == ("b", 2)
-    assert decide(SIMPLE, pool, slot, "build", NOW, averages, exclude="abc") is None
+    assert decide(SIMPLE, pool, slot, "build", NOW, averages, exclude="abc") == NoWinner(0, ())
 
 
 def test_jobs_without_a_row_and_without_rights_are_explained_too() -> None:
@@ -287,7 +296,7 @@ def test_present_outputs_only_cost_their_upload() -> None:
     pool, slot = pool_of([job], view(upload_speed_mbps=80.0))
     pool.history.add(metric(output_nar_size=10**9, wall_time_ms=10**9))
     decision = decide(SIMPLE, pool, slot, "build", NOW, Averages())
-    assert decision is not None
+    assert isinstance(decision, Decision)
     assert decision.scores["estimated-time"] == pytest.approx(3500.0)
 
 
@@ -298,7 +307,7 @@ def test_what_a_worker_did_not_report_counts_with_the_mean() -> None:
         averages=Averages(missing_nar_size=1e9, missing_count=100.0),
         download_speed_mbps=80.0,
     )
-    assert decision is not None
+    assert isinstance(decision, Decision)
     assert decision.scores["estimated-time"] == pytest.approx(3600 - 100 - 18)
     without = decided([unreported], download_speed_mbps=80.0)
     assert without is not None

@@ -23,7 +23,16 @@ from actors.server.memory import Load, Reservation, load_of
 from actors.server.model import JobClass, PoolEntry, WorkerView, eligible
 from actors.server.policies import POLICIES, with_fair_share
 from actors.server.pool import Pool
-from actors.server.scoring import Averages, Policy, decide, explain, find_held, outranking
+from actors.server.scoring import (
+    Averages,
+    Decision,
+    NoWinner,
+    Policy,
+    decide,
+    explain,
+    find_held,
+    outranking,
+)
 from transport.messages import Score
 
 DAY = 86_400.0
@@ -472,9 +481,10 @@ def check(case: Case, block_rows: int = 3) -> None:
         load=load, rejected=3,
     )  # fmt: skip
     if not ranking or ranking[0][0] < 0:
-        assert decision is None
+        assert isinstance(decision, NoWinner)
+        assert [job_id for job_id, _ in decision.best] == [job_id for _, job_id in ranking[:4]]
         return
-    assert decision is not None
+    assert isinstance(decision, Decision)
     assert decision.job_id == ranking[0][1]
     assert decision.total == pytest.approx(ranking[0][0] / 10**6, rel=0, abs=1e-9)
     winner = next(j for j in case.jobs if j.entry.job_id == decision.job_id)

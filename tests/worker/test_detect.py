@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from actors.worker import detect as detect_module
+from actors.nix import settings as nix_settings
 from actors.worker.config import WorkerConfig
 from actors.worker.detect import as_sent, core_score, detect, nix_systems, own_system
 from actors.worker.metrics import MachineMetrics, oom_kills, session_members, session_rss
@@ -63,7 +63,7 @@ def test_nix_without_an_answer_means_no_features_and_a_line(nix, tmp_path, caplo
 
 
 def test_nix_that_hangs_is_not_waited_for(nix, monkeypatch, caplog):
-    monkeypatch.setattr(detect_module, "_NIX_LIMIT_SECS", 0.2)
+    monkeypatch.setattr(nix_settings, "_CONFIG_LIMIT_SECS", 0.2)
     nix("exec sleep 60")
     assert nix_systems() is None
     assert "no answer within" in caplog.text
@@ -129,7 +129,7 @@ def test_macos_is_sent_as_darwin():
 def test_core_score_is_measured_once(tmp_path, monkeypatch):
     first = core_score(tmp_path)
     assert first > 0
-    monkeypatch.setattr(detect_module, "_measure", lambda: 99.0)
+    monkeypatch.setattr("actors.worker.detect._measure", lambda: 99.0)
     assert core_score(tmp_path) == first
     (tmp_path / "cpu-core-score").write_text("nan")
     assert core_score(tmp_path) == 99.0

@@ -153,7 +153,8 @@ async def test_unreadable_peers_file_is_refused_before_anything_starts(tmp_path)
     assert not (tmp_path / "state/builds").exists()
 
 
-async def test_nix_executor_says_what_to_do(tmp_path):
+async def test_without_nix_its_executor_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     nix = WorkerConfig(server=ENDPOINT, state_dir=tmp_path, executor="nix")
     with pytest.raises(ConfigError, match="--executor process"):
         await run_worker(nix, Network().connector())

@@ -69,6 +69,15 @@ class Decision(Struct, frozen=True):
     """The next best and their totals."""
 
 
+class NoWinner(Struct, frozen=True):
+    """A request that nothing was found for."""
+
+    candidates: int
+    """How many were looked at."""
+    best: tuple[tuple[str, float], ...]
+    """Those without a veto that came nearest, and their totals, all below 0."""
+
+
 class Explanation(Struct, frozen=True):
     """What a policy says of one job on one worker."""
 
@@ -228,9 +237,9 @@ def decide(
     load: Load = _IDLE,
     rejected: int = 0,
     faults: Faults = _SILENT,
-) -> Decision | None:
+) -> Decision | NoWinner:
     """The candidate to assign to a worker: the highest total without a veto and not below 0,
-    equal totals to the smaller job id. None if there is none. `exclude` holds job ids that
+    equal totals to the smaller job id. `exclude` holds job ids that
     are passed over; `rejected` is how many of the next best are named too."""
     request = _Request(policy, pool, slot, kind, now, averages, load, faults)
     excluded = [located for job_id in exclude if (located := pool.locate(job_id)) is not None]
@@ -267,18 +276,14 @@ def decide(
         if best and best[0] is not first and best[0].number == number:
             at = _position(scored.rows, best[0].row)
             scores = _named(policy, _at(scored.parts, at))
-    if not best or best[0].millionths < 0:
-        return None
-    return Decision(
-        job_id=pool.entry_at(best[0].number, best[0].row).job_id,
-        total=best[0].millionths / _MILLIONTHS,
-        scores=scores,
-        candidates=considered,
-        rejected=tuple(
-            (pool.entry_at(found.number, found.row).job_id, found.millionths / _MILLIONTHS)
-            for found in best[1:]
-        ),
+    ranking = tuple(
+        (pool.entry_at(found.number, found.row).job_id, found.millionths / _MILLIONTHS)
+        for found in best
     )
+    if not best or best[0].millionths < 0:
+        return NoWinner(considered, ranking)
+    job_id, total = ranking[0]
+    return Decision(job_id, total, scores, considered, ranking[1:])
 
 
 def explain(

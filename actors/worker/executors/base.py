@@ -106,6 +106,10 @@ class Executor(Protocol):
 
     async def run_eval(self, job: m.EvalJob, context: JobContext) -> Evaluated | Failed: ...
 
+    async def close(self) -> None:
+        """Lets go of everything, once no job runs any more."""
+        ...
+
 
 class Spans:
     """The phases of one job, in milliseconds since it was assigned."""

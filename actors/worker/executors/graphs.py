@@ -4,18 +4,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 import msgspec
+import trio
 
 from actors.graph.files import read_submission
 from actors.graph.order import BadGraph, check
+from actors.worker.executors.base import Evaluated, Failed, JobContext
 from transport import messages as m
 
 MAX_GRAPH_BYTES = 512 * 2**20
 _BATCH_BYTES = 2**20
 _MAX_DERIVATION_BYTES = m.MAX_FRAME_BYTES - 2**16  # one frame with all around it
 _FIELDS = m.Derivation.__struct_fields__
+
+
+async def run_graph_file(job: m.EvalJob, context: JobContext) -> Evaluated | Failed:
+    """Evaluates a source of kind `graph-file`."""
+    with trio.move_on_after(job.timeout_secs or inf):
+        try:
+            with context.spans.phase("evaluate"):
+                await _report_graph(job, context)
+        except BadGraph as error:
+            return Failed("Permanent", str(error), spans=context.spans.done())
+        return Evaluated(spans=context.spans.done())
+    return Failed("Timeout", f"the evaluation took more than {job.timeout_secs} s")
+
+
+async def _report_graph(job: m.EvalJob, context: JobContext) -> None:
+    await context.update(m.Evaluating())
+    derivations = await trio.to_thread.run_sync(
+        read_graph, job.source.ref, job.attributes, abandon_on_cancel=True
+    )
+    reported = 0
+    for batch in batches(derivations):
+        await context.update(m.EvalResult(batch, warnings=[], errors=[]))
+        reported += len(batch)
+        await context.advance_eval(reported)
 
 
 def read_graph(ref: str, attributes: Sequence[str]) -> list[m.Derivation]:

@@ -18,7 +18,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 from urllib.parse import unquote, urlsplit
@@ -28,10 +28,9 @@ import psutil
 import trio
 from msgspec import Struct
 
-from actors.graph.order import BadGraph
 from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext, score_candidates
-from actors.worker.executors.graphs import batches, read_graph
+from actors.worker.executors.graphs import run_graph_file
 from actors.worker.executors.group import BuilderGroup, Ended, Limits
 from actors.worker.executors.spec import (
     MARK,
@@ -274,25 +273,11 @@ class ProcessExecutor:
             return Failed(
                 "Permanent", f"evaluating a {job.source.kind} needs a worker with --executor nix"
             )
-        with trio.move_on_after(job.timeout_secs or inf):
-            try:
-                with context.spans.phase("evaluate"):
-                    await self._report_graph(job, context)
-            except BadGraph as error:
-                return Failed("Permanent", str(error), spans=context.spans.done())
-            return Evaluated(spans=context.spans.done())
-        return Failed("Timeout", f"the evaluation took more than {job.timeout_secs} s")
+        return await run_graph_file(job, context)
 
-    async def _report_graph(self, job: m.EvalJob, context: JobContext) -> None:
-        await context.update(m.Evaluating())
-        derivations = await trio.to_thread.run_sync(
-            read_graph, job.source.ref, job.attributes, abandon_on_cancel=True
-        )
-        reported = 0
-        for batch in batches(derivations):
-            await context.update(m.EvalResult(batch, warnings=[], errors=[]))
-            reported += len(batch)
-            await context.advance_eval(reported)
+    async def close(self) -> None:
+        """Nothing outlives a build."""
+        await trio.lowlevel.checkpoint()
 
 
 def _failure_of(job: m.BuildJob, ended: Ended) -> Failed | None:

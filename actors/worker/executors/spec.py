@@ -33,15 +33,21 @@ class BuildSpec(Struct, frozen=True):
     input_srcs: list[str] = []
 
 
-def read_spec(job: m.BuildJob, relocate: Relocation) -> BuildSpec:
-    """Raises `BadSpec` for a job that has no builder of its own, or outputs elsewhere."""
+def build_spec(job: m.BuildJob) -> BuildSpec:
+    """Raises `BadSpec`."""
     given = {key: value for key, value in (job.derivation or {}).items() if value is not None}
     try:
-        spec = msgspec.convert(given, BuildSpec)
-        for path in job.outputs.values():
-            relocate.check(path)
+        return msgspec.convert(given, BuildSpec)
     except msgspec.ValidationError as error:
         raise BadSpec(f"the job's derivation cannot be read: {error}") from None
+
+
+def read_spec(job: m.BuildJob, relocate: Relocation) -> BuildSpec:
+    """Raises `BadSpec` for a job that has no builder of its own, or outputs elsewhere."""
+    spec = build_spec(job)
+    try:
+        for path in job.outputs.values():
+            relocate.check(path)
     except BadStorePath as error:
         raise BadSpec(str(error)) from None
     if not spec.builder:

@@ -1,0 +1,299 @@
+"""`nix-store --serve`: the protocol of a store that answers on a pipe.
+
+Requests are bytes, replies are read by the generators of `wire`. `BlockingServe` and `ServeProcess`
+are the two that talk: one for threads, one for Trio.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import trio
+from msgspec import Struct
+
+from actors.nix import wire
+from actors.nix.aterm import DrvOutput
+from actors.nix.wire import BadFrame, Reply, Writer
+
+HELLO, ANSWER = 0x390C9DEB, 0x5452EECB
+VERSION = 0x206
+"""2.6: results of builds name outputs; every Nix since 2.4 takes it."""
+_QUERY_VALID_PATHS, _QUERY_PATH_INFOS, _BUILD_PATHS, _BUILD_DERIVATION = 1, 2, 6, 8
+BUILT, SUBSTITUTED, ALREADY_VALID = 0, 1, 2
+(
+    PERMANENT_FAILURE, INPUT_REJECTED, OUTPUT_REJECTED, TRANSIENT_FAILURE, _CACHED_FAILURE,
+    TIMED_OUT, MISC_FAILURE, DEPENDENCY_FAILED, LOG_LIMIT_EXCEEDED, NOT_DETERMINISTIC,
+    RESOLVES_TO_VALID, NO_SUBSTITUTERS,
+) = range(3, 15)  # fmt: skip
+
+_TERM_GRACE_SECS = 1.0
+_READ_BYTES = 2**16
+
+T = TypeVar("T")
+
+
+class ServeFailed(Exception):
+    """The process has ended or talks nonsense; the text is one line."""
+
+
+class PathInfo(Struct, frozen=True):
+    """What a store knows of a valid path."""
+
+    path: str
+    deriver: str
+    references: list[str]
+    nar_size: int
+    nar_hash: str
+    """`sha256:<nix32>`."""
+
+
+class Settings(Struct, frozen=True):
+    """Of one build; seconds and bytes, 0 = no limit."""
+
+    max_silent_secs: int = 0
+    timeout_secs: int = 0
+    max_log_bytes: int = 0
+
+
+class BasicDerivation(Struct, frozen=True):
+    """A derivation whose inputs are paths: all that a store needs to build it."""
+
+    drv_path: str
+    outputs: dict[str, DrvOutput]
+    input_paths: list[str]
+    system: str
+    builder: str
+    args: list[str]
+    env: dict[str, str]
+
+
+class BuildResult(Struct, frozen=True):
+    status: int
+    error: str
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def hello() -> bytes:
+    return Writer().integer(HELLO).integer(VERSION).done()
+
+
+def greeted() -> Reply[int]:
+    """The version that both speak."""
+    magic = yield from wire.integer()
+    if magic != ANSWER:
+        raise BadFrame("not a Nix store: it answered something else")
+    version = yield from wire.integer()
+    if version >> 8 != VERSION >> 8:
+        raise BadFrame(f"speaks version {version >> 8} of the serve protocol, not {VERSION >> 8}")
+    return min(version, VERSION)
+
+
+def query_valid_paths(paths: Iterable[str], *, lock: bool, substitute: bool) -> bytes:
+    """Which are valid; with `lock` they stay while the process lives, with `substitute` missing
+    ones are fetched first."""
+    request = Writer().integer(_QUERY_VALID_PATHS).boolean(lock).boolean(substitute)
+    return request.strings(paths).done()
+
+
+def query_path_infos(paths: Iterable[str]) -> bytes:
+    return Writer().integer(_QUERY_PATH_INFOS).strings(paths).done()
+
+
+def path_infos() -> Reply[list[PathInfo]]:
+    """Of the valid ones among the paths asked."""
+    found = []
+    while path := (yield from wire.string()):
+        deriver = yield from wire.string()
+        references = yield from wire.strings()
+        yield from wire.integer()  # the size of a download
+        nar_size = yield from wire.integer()
+        nar_hash = yield from wire.string()
+        yield from wire.string()  # content address
+        yield from wire.strings()  # signatures
+        found.append(PathInfo(path, deriver, references, nar_size, nar_hash))
+    return found
+
+
+def _settings(request: Writer, settings: Settings) -> bytes:
+    request.integer(settings.max_silent_secs).integer(settings.timeout_secs)
+    request.integer(settings.max_log_bytes)
+    return request.integer(0).integer(0).done()  # repetitions, and that they must agree
+
+
+def build_paths(paths: Sequence[str], settings: Settings) -> bytes:
+    """Builds `<drv>!<outputs>`, whose `.drv` files are in the store."""
+    return _settings(Writer().integer(_BUILD_PATHS).strings(paths), settings)
+
+
+def paths_built() -> Reply[BuildResult]:
+    status = yield from wire.integer()
+    return BuildResult(status, (yield from wire.string()) if status else "")
+
+
+def build_derivation(drv: BasicDerivation, settings: Settings) -> bytes:
+    request = Writer().integer(_BUILD_DERIVATION).string(drv.drv_path)
+    request.integer(len(drv.outputs))
+    for name, output in sorted(drv.outputs.items()):
+        request.string(name).string(output.path)
+        request.string(output.hash_algorithm).string(output.hash)
+    request.strings(sorted(drv.input_paths)).string(drv.system).string(drv.builder)
+    request.strings(drv.args).pairs(dict(sorted(drv.env.items())))
+    return _settings(request, settings)
+
+
+def derivation_built() -> Reply[BuildResult]:
+    status = yield from wire.integer()
+    error = yield from wire.string()
+    for _ in range(4):  # times built, is not deterministic, start, stop
+        yield from wire.integer()
+    yield from wire.pairs()  # realisations of content-addressed outputs
+    return BuildResult(status, error)
+
+
+# -- who talks -------------------------------------------------------------------------------------
+
+
+def command(store: str | None) -> list[str]:
+    return ["nix-store", "--serve", "--write", *(["--store", store] if store else [])]
+
+
+class BlockingServe:
+    """A process for queries, used from one thread at a time. Started at the first request and again
+    after it ended."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._argv = list(argv)
+        self._env = dict(env)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: bytes, reply: Reply[T]) -> T:
+        """Raises `ServeFailed`."""
+        try:
+            process = self._process or self._start()
+            assert process.stdin is not None
+            process.stdin.write(request)
+            process.stdin.flush()
+            return wire.read(reply, self._read_exactly)
+        except (OSError, BadFrame) as error:
+            self.close()
+            raise ServeFailed(f"{self._argv[0]}: {error}") from None
+        except BaseException:
+            self.close()  # half a reply is left in the pipe
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(  # noqa: S603 - Nix
+            self._argv, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(hello())
+        self._process.stdin.flush()
+        wire.read(greeted(), self._read_exactly)
+        return self._process
+
+    def _read_exactly(self, size: int) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        data = self._process.stdout.read(size)
+        if len(data) < size:
+            raise BadFrame("it ended")
+        return data
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:  # it had ended before it read all
+                    continue
+        process.kill()
+        process.wait()
+
+
+class ServeProcess:
+    """A process for builds, on Trio; its standard error is the builders' log."""
+
+    def __init__(self, process: trio.Process) -> None:
+        self._process = process
+        self._buffer = bytearray()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert isinstance(process.stderr, trio.lowlevel.FdStream)
+        self._to, self._from, self.log = process.stdin, process.stdout, process.stderr
+
+    @classmethod
+    async def start(cls, argv: Sequence[str], env: Mapping[str, str]) -> ServeProcess:
+        """Raises `ServeFailed`."""
+        try:
+            process = await trio.lowlevel.open_process(
+                list(argv), env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ServeFailed(f"cannot run {argv[0]}: {error.strerror}") from None
+        started = cls(process)
+        try:
+            await started.ask(hello(), greeted())
+        except BaseException:
+            await started.close()
+            raise
+        return started
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, request: bytes, reply: Reply[T]) -> T:
+        """Raises `ServeFailed`; a request that is cancelled leaves the process useless."""
+        try:
+            await self._to.send_all(request)
+            wanted = next(reply)
+            while True:
+                wanted = reply.send(await self._read_exactly(wanted))
+        except StopIteration as done:
+            value: T = done.value
+            return value
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ServeFailed("nix-store --serve has ended") from None
+        except BadFrame as error:
+            raise ServeFailed(f"nix-store --serve: {error}") from None
+
+    async def _read_exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = await self._from.receive_some(_READ_BYTES)
+            if not data:
+                raise BadFrame("it ended")
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    async def close(self) -> None:
+        """Ends it, and the builder that it runs, within `_TERM_GRACE_SECS` and a bit."""
+        with trio.CancelScope(shield=True):
+            # Nix ends its builder when its client goes; killed at once it would leave it behind.
+            await self._to.aclose()
+            self._signal(signal.SIGTERM)
+            with trio.move_on_after(_TERM_GRACE_SECS):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._signal(signal.SIGKILL)
+                await self._process.wait()
+            await self._from.aclose()
+            await self.log.aclose()
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return

@@ -1,0 +1,70 @@
+"""What a build job says, as a derivation that a Nix store can build from paths alone."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.nix.aterm import DrvOutput
+from actors.nix.hashes import BadHash, to_hex
+from actors.nix.serve import BasicDerivation
+from actors.worker.executors.spec import BadSpec, BuildSpec, build_spec
+from transport import messages as m
+
+_MODES = {"": "", "flat": "", "recursive": "r:", "nar": "r:", "text": "text:", "git": "git:"}
+
+
+def basic_derivation(job: m.BuildJob) -> BasicDerivation | None:
+    """None when the job does not say how it is built: then its `.drv` must.
+
+    Raises `BadSpec` for a derivation that this way of building does not support.
+    """
+    spec = build_spec(job)
+    if not job.outputs:
+        raise BadSpec("the job names no outputs")
+    if not spec.builder:
+        return None
+    return BasicDerivation(
+        drv_path=job.drv_path,
+        outputs=_outputs(job, spec),
+        input_paths=[required.path for required in job.required_paths],
+        system=job.requirement.system,
+        builder=spec.builder,
+        args=spec.args,
+        env=spec.env,
+    )
+
+
+def _outputs(job: m.BuildJob, spec: BuildSpec) -> dict[str, DrvOutput]:
+    attrs = _attributes(spec)
+    for unsupported in ("__contentAddressed", "__impure"):
+        if attrs.get(unsupported) in (True, "1"):
+            raise BadSpec(f"{unsupported} derivations are not supported: give it fixed outputs")
+    digest = attrs.get("outputHash") or ""
+    if not isinstance(digest, str) or not digest:
+        return {name: DrvOutput(path) for name, path in job.outputs.items()}
+    try:
+        algorithm, hexadecimal = to_hex(digest, _text(attrs, "outputHashAlgo"))
+        mode = _MODES[_text(attrs, "outputHashMode")]
+    except BadHash as error:
+        raise BadSpec(f"outputHash: {error}") from None
+    except KeyError as error:
+        raise BadSpec(f"outputHashMode {error} is not known") from None
+    if list(job.outputs) != ["out"]:
+        raise BadSpec("a fixed output is the only one, and named out")
+    return {"out": DrvOutput(job.outputs["out"], f"{mode}{algorithm}", hexadecimal)}
+
+
+def _attributes(spec: BuildSpec) -> dict[str, object]:
+    """Attributes proper; those of a structured derivation are in `__json`."""
+    structured = spec.env.get("__json")
+    if structured is None:
+        return dict(spec.env)
+    try:
+        return msgspec.json.decode(structured, type=dict[str, object])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadSpec(f"env.__json is not valid JSON: {error}") from None
+
+
+def _text(attrs: dict[str, object], name: str) -> str:
+    value = attrs.get(name)
+    return value if isinstance(value, str) else ""
