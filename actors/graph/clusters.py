@@ -235,9 +235,9 @@ def _check_knots(resolved: Resolved) -> None:
     }
     knot = find_knot({job.drv_path: job.input_drvs for job in resolved.jobs}, groups)
     if knot is not None:
-        cluster = next(groups[drv] for drv in knot if drv in groups)
-        names = " -> ".join(shown(drv) for drv in knot[:8])
+        cluster = next(groups[drv] for drv, _ in knot if drv in groups)
+        told = ", ".join(f"{shown(drv)} needs {shown(needed)}" for drv, needed in knot[:4])
         raise BadGraph(
-            f"clusters[{cluster}]: members wait for each other: {names}; members start together, "
+            f"clusters[{cluster}]: members wait for each other: {told}; members start together, "
             "so none may need another"
         )

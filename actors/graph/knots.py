@@ -8,9 +8,8 @@ from typing import TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-def find_knot(needs: Mapping[T, Iterable[T]], groups: Mapping[T, str]) -> list[T] | None:
-    """Jobs of a path along which a group waits for itself, each needing the next one or being in
-    one group with it; None when there is none.
+def find_knot(needs: Mapping[T, Iterable[T]], groups: Mapping[T, str]) -> list[tuple[T, T]] | None:
+    """Edges (job, what it needs) along which a group waits for itself; None when there are none.
 
     A group starts when everything that any of its members needs is there, so it stands for one
     node of the graph, and the graph must have no cycle through it. `needs` has no cycle without
@@ -20,32 +19,35 @@ def find_knot(needs: Mapping[T, Iterable[T]], groups: Mapping[T, str]) -> list[T
     for job, group in groups.items():
         members.setdefault(group, []).append(job)
 
-    def steps(job: T) -> Iterator[T]:
-        """What stands between the start of this job and now."""
-        for peer in members[groups[job]] if job in groups else [job]:
-            yield from needs.get(peer, ())
-
-    def key(job: T) -> Hashable:
+    def node_of(job: T) -> Hashable:
         return ("group", groups[job]) if job in groups else ("job", job)
+
+    def edges(job: T) -> Iterator[tuple[T, T]]:
+        for peer in members[groups[job]] if job in groups else [job]:
+            for needed in needs.get(peer, ()):
+                yield peer, needed
 
     done: set[Hashable] = set()
     for first in groups:
-        if key(first) in done:
+        if node_of(first) in done:
             continue
-        path, on_path, pending = [first], {key(first)}, [steps(first)]
+        path: list[tuple[T, T]] = []
+        nodes = {node_of(first): 0}
+        """On the path, with how many edges lead there."""
+        pending = [edges(first)]
         while pending:
-            for job in pending[-1]:
-                if key(job) in on_path:
-                    start = next(i for i, seen in enumerate(path) if key(seen) == key(job))
-                    return [*path[start:], job]
-                if key(job) not in done:
-                    path.append(job)
-                    on_path.add(key(job))
-                    pending.append(steps(job))
+            for edge in pending[-1]:
+                node = node_of(edge[1])
+                if node in nodes:
+                    return [*path[nodes[node] :], edge]
+                if node not in done:
+                    path.append(edge)
+                    nodes[node] = len(path)
+                    pending.append(edges(edge[1]))
                     break
             else:
                 pending.pop()
-                ended = key(path.pop())
-                on_path.discard(ended)
-                done.add(ended)
+                done.add(nodes.popitem()[0])
+                if path:
+                    path.pop()
     return None

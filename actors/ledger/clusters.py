@@ -146,7 +146,7 @@ def refuse_knots(db: sqlite3.Connection, members: Mapping[int, str]) -> None:
         new = {needs for _, needs in found} - edges.keys()
     knot = find_knot(edges, members)
     if knot is not None:
-        cluster = next(members[seq] for seq in knot if seq in members)
+        cluster = next(members[seq] for seq, _ in knot if seq in members)
         raise Refused(
             f"cluster {cluster}: members would wait for each other over inputs that are built "
             "again: members start together, so none may need another"
