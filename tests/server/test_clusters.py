@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tests.server.cluster_harness import Clusters, evaluation, member
@@ -768,3 +770,38 @@ def test_seats_kept_for_one_cluster_are_none_for_another(farm):
     assert farm.attempts(first) == [(False, None)]
     assert farm.attempts(second) == []
     farm.complete("w", farm.given["w"])
+
+
+def test_two_clusters_for_the_same_seats_in_any_order(tmp_path):  # FIELD 49
+    for seed in range(40):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        two_clusters_race(Clusters(folder), Random(seed))
+
+
+def two_clusters_race(farm: Clusters, random: Random) -> None:
+    """One has all four seats and the other none, at any moment."""
+    peers = ["t", "u", "v", "w"]
+    farm.join(*peers)
+    farm.submit(clusters=[farm.cluster(*"abcd"), farm.cluster(*"efgh")])
+    ended = 0
+    for _ in range(400):
+        peer = random.choice(peers)
+        given = farm.last(peer, m.AssignJob)
+        match random.choice(("ask", "accept", "complete")):
+            case "ask" if farm.farm.assigner.open_builds(peer) == 0:
+                farm.idle(peer)
+            case "accept" if given is not None:
+                farm.answer(peer, given, accepted=True)
+            case "complete" if farm.last(peer, m.StartCluster) is not None:
+                farm.complete(peer, given)
+                del farm.answers[peer.encode()]
+        assert len(farm.farm.coordinator.attempts) <= 1
+        farm.wait(0.1)
+        ended = 2 - len(farm.farm.coordinator.clusters)
+        if ended == 2:
+            break
+    assert ended == 2
+    assert farm.rows("SELECT DISTINCT outcome FROM cluster_attempt") == [("Succeeded",)]
+    assert statuses(farm, *"abcdefgh") == ["Completed"] * 8
+    farm.ledger.close()
