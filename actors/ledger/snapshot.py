@@ -79,7 +79,10 @@ def read_snapshot(db: sqlite3.Connection, offset: float) -> Snapshot:
         sizes=sizes(db, outputs),
         counts={status: n for status, n in tally.items() if n},
         cordons=dict(db.execute("SELECT worker, reason FROM cordon").fetchall()),
-        clusters=(*clusters.unended(db, offset), *clusters.ended(db, _ENDED_CLUSTERS, offset)),
+        clusters=(
+            *clusters.unended(db, offset),
+            *reversed(clusters.ended(db, _ENDED_CLUSTERS, offset)),
+        ),
         attempts=clusters.open_attempts(db, offset),
     )
 

@@ -7,7 +7,7 @@ says who asked what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Commands:
             case m.CmdCancel():
                 return self._resolve(
                     _Targets(
-                        peer, message.request, list(dict.fromkeys(message.targets)), [],
+                        peer, message.request, self._with_members(message.targets), [],
                         lambda ids, at: self._cancel(peer, message.request, ids, at),
                     ),
                     now,
@@ -96,7 +96,7 @@ class Commands:
             case m.CmdPrioritize():
                 return self._resolve(
                     _Targets(
-                        peer, message.request, list(dict.fromkeys(message.targets)), [],
+                        peer, message.request, self._with_members(message.targets), [],
                         lambda ids, _: self._prioritize(peer, message, ids),
                     ),
                     now,
@@ -211,11 +211,7 @@ class Commands:
     def _resolve(self, targets: _Targets, now: float) -> list[Effect]:
         while targets.left:
             target = targets.left[0]
-            if (
-                target in self._feeder.nodes
-                or target in self._coordinator.clusters
-                or self._is_submission(target)
-            ):
+            if target in self._feeder.nodes or self._is_submission(target):
                 targets.found.append(targets.left.pop(0))
                 continue
             return self._look_up(targets, "find", "job", "jobs", self._resolve)
@@ -282,14 +278,14 @@ class Commands:
         )
         return [*effects, *more, TellDurable(peer, reply)]
 
-    def _with_members(self, targets: list[str]) -> Iterator[str]:
-        """The targets, with its members in the place of a cluster."""
+    def _with_members(self, targets: Iterable[str]) -> list[str]:
+        """The targets, each once, with its members in the place of a cluster."""
+        found: dict[str, None] = {}
         for target in targets:
             cluster = self._coordinator.clusters.get(target)
-            if cluster is None:
-                yield target
-            else:
-                yield from (member.job_id for member in cluster.members)
+            members = [target] if cluster is None else [mb.job_id for mb in cluster.members]
+            found.update(dict.fromkeys(members))
+        return list(found)
 
     def _clusters(self, peer: bytes, message: m.CmdClusters) -> list[Effect]:
         def answer(page: Sequence[ClusterRecord], _: float) -> list[Effect]:

@@ -9,8 +9,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.server.clusters.placement import Seats, cheapest, costs, match, seatable
+from actors.server.clusters.placement import (
+    Seats,
+    cheapest,
+    costs,
+    load_solver,
+    match,
+    seatable,
+)
 
+load_solver()  # or it counts against hypothesis' deadline
 SIZES = st.integers(0, 2**62)
 
 

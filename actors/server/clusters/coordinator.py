@@ -17,7 +17,6 @@ Rules of the file:
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from actors.ledger.records import (
@@ -35,20 +34,20 @@ from actors.ledger.records import (
 )
 from actors.server.assigner import Assigner
 from actors.server.claims import Claim, breakdown
+from actors.server.clusters.book import Book
 from actors.server.clusters.model import (
     Attempt,
     Cluster,
     Doom,
     Doomed,
-    Ended,
     Opening,
     Result,
     Seat,
     Starting,
-    cluster_of,
     result_of,
 )
 from actors.server.clusters.planner import Plan, Planner
+from actors.server.clusters.signals import relayed
 from actors.server.clusters.verdict import OUTCOMES, STATUSES, Verdict, decide
 from actors.server.config import ServerConfig
 from actors.server.effects import Await, Effect, Enter, Leave, Push, Record, Released, Tell
@@ -61,8 +60,6 @@ HOLD_MARGIN_SECS = 10.0
 """By which a worker holds a seat longer than the server waits for all to accept."""
 MAX_LATE = 1_000
 """Assignments of attempts closed before their start that are remembered, for late answers."""
-MAX_ENDED = 100
-"""Ended clusters that the status goes on to show."""
 
 
 class Coordinator:
@@ -77,10 +74,10 @@ class Coordinator:
         feeder: Feeder,
         sessions: SessionTable,
     ) -> None:
-        self.clusters: dict[str, Cluster] = {}
+        self.book = Book(config.cluster_retry_delay)
+        self.clusters = self.book.clusters
         self.attempts: dict[str, Attempt] = {}
         """The open ones."""
-        self.recent: deque[Ended] = deque(maxlen=MAX_ENDED)
         self.accepting = True
         self.planner = Planner(
             assigner,
@@ -94,7 +91,6 @@ class Coordinator:
         self._assigner = assigner
         self._feeder = feeder
         self._sessions = sessions
-        self._of_job: dict[str, Cluster] = {}
         self._preparing: dict[str, Attempt] = {}
         self._late: dict[str, str] = {}
         self._is_wanted = False
@@ -111,11 +107,7 @@ class Coordinator:
     ) -> list[Effect]:
         """Takes over what the ledger holds, after the assigner loaded its claims. Attempts that
         did not start are closed: whoever held their seats has dropped them, or is told to."""
-        for record in reversed(clusters):
-            if record.ended_at is None:
-                self._add(record)
-            else:
-                self.recent.append(Ended(record.cluster_id, record.status, None, record.members))
+        self.added(clusters)
         effects = self.adopt(attempts, now)
         for claim in self._assigner.claims.values():
             if claim.attempt is not None and claim.attempt not in self.attempts:
@@ -162,7 +154,8 @@ class Coordinator:
     def added(self, clusters: Iterable[ClusterRecord]) -> None:
         """Clusters were admitted; their members' jobs follow."""
         for record in clusters:
-            self._add(record)
+            self.book.add(record)
+        self.kick()
 
     def foreign(self, clusters: Iterable[ClusterRecord], now: float) -> list[Effect]:
         """Follows what another server wrote of clusters; that of their jobs follows."""
@@ -171,42 +164,20 @@ class Coordinator:
             cluster = self.clusters.get(record.cluster_id)
             if cluster is None:
                 if record.ended_at is None:
-                    self._add(record)
+                    self.added([record])
             elif record.ended_at is not None:
                 if cluster.attempt is not None:
                     effects += self.doom(cluster.cluster_id, "Aborted", "cancelled", now)
                 else:
                     self._drop(cluster, record.status)
             elif cluster.attempt is None:
-                cluster.status, cluster.retry_budget = record.status, record.retry_budget
-                cluster.attempts = record.attempts
-                self._wait_after(cluster, record)
+                self.book.follow(cluster, record)
         return effects
 
-    def _add(self, record: ClusterRecord) -> None:
-        cluster = cluster_of(record)
-        self.clusters[cluster.cluster_id] = cluster
-        for member in cluster.members:
-            self._of_job[member.job_id] = cluster
-        self._wait_after(cluster, record)
-        self.kick()
-
-    def _wait_after(self, cluster: Cluster, record: ClusterRecord) -> None:
-        if record.tried_at is not None:
-            until = record.tried_at + self._config.cluster_retry_delay
-            cluster.not_before = max(cluster.not_before, until)
-
     def _drop(self, cluster: Cluster, status: str, attempt: str | None = None) -> None:
-        del self.clusters[cluster.cluster_id]
-        for member in cluster.members:
-            self._of_job.pop(member.job_id, None)
+        self.book.drop(cluster, status, attempt)
         if self.planner.is_reserved_for(cluster):
             self.planner.drop()
-        self.recent.append(Ended(cluster.cluster_id, status, attempt, cluster.members))
-
-    def of_job(self, job_id: str) -> Cluster | None:
-        """The open cluster that a job is a member of."""
-        return self._of_job.get(job_id)
 
     # -- placement -------------------------------------------------------------------------
 
@@ -477,7 +448,7 @@ class Coordinator:
         if claim.job_id not in self._feeder.nodes:
             return []
         why = claim.abort_reason or "its cluster's attempt was closed"
-        if claim.job_id in self._of_job:
+        if self.book.of_job(claim.job_id) is not None:
             return self._feeder.returned(claim.job_id, now, lost=False, why=why)
         return self._feeder.settled([(claim.job_id, "Aborted", why)], now)
 
@@ -501,7 +472,7 @@ class Coordinator:
 
     def member_ended(self, job_id: str, error: str | None, now: float) -> list[Effect]:
         """A job has ended; if a cluster waits for it as a member, that can never start."""
-        cluster = self._of_job.get(job_id)
+        cluster = self.book.of_job(job_id)
         if cluster is None:
             return []
         member = next(mb for mb in cluster.members if mb.job_id == job_id)
@@ -527,24 +498,11 @@ class Coordinator:
     # -- signals ---------------------------------------------------------------------------
 
     def signal(self, session: Session, signal: m.ClusterSignal) -> list[Effect]:
-        """A member of a started attempt speaks to another one, or to all others; anything else is
-        dropped."""
+        """A member speaks to others of its attempt."""
         attempt = self.attempts.get(signal.attempt)
-        if attempt is None or attempt.phase != "started":
-            return []
-        running = [s for job_id, s in attempt.seats.items() if job_id not in attempt.results]
-        sender = next((s for s in running if s.claim.session == session.id), None)
-        if sender is None:
-            return []
-        name = m.MemberRef(sender.member.role, sender.member.index)
-        relayed = m.ClusterSignal(signal.attempt, signal.payload, sender=name)
         effects: list[Effect] = []
-        for seat in running:
-            is_meant = signal.to is None or signal.to == m.MemberRef(
-                seat.member.role, seat.member.index
-            )
-            if seat is not sender and is_meant:
-                effects += self._tell(seat.claim, relayed)
+        for claim, heard in relayed(attempt, session.id, signal):
+            effects += self._tell(claim, heard)
         return effects
 
     # -- small steps -----------------------------------------------------------------------
@@ -572,12 +530,10 @@ class Coordinator:
 
     def check(self) -> None:
         """Asserts the invariants of this core."""
+        self.book.check()
         for cluster in self.clusters.values():
-            for member in cluster.members:
-                assert self._of_job[member.job_id] is cluster
             if cluster.attempt is not None:
                 assert self.attempts[cluster.attempt.attempt_id] is cluster.attempt
-        assert len(self._of_job) == sum(len(c.members) for c in self.clusters.values())
         for attempt in self.attempts.values():
             assert attempt.cluster.attempt is attempt
             assert (attempt.attempt_id in self._preparing) == (attempt.phase == "preparing")

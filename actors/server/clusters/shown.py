@@ -51,7 +51,7 @@ class ClusterViews:
             }
             for c in clusters
         ]
-        return [*shown, *(_ended(c) for c in reversed(self._coordinator.recent))]
+        return [*shown, *(_ended(c) for c in reversed(self._coordinator.book.ended))]
 
     def _member(self, member: MemberRecord) -> Shown:
         node = self._feeder.nodes.get(member.job_id)
@@ -90,7 +90,7 @@ class ClusterViews:
 
     def standing(self, job_id: str, now: float) -> Shown | None:
         """Why a member does not run; None when it does, or is none."""
-        cluster = self._coordinator.of_job(job_id)
+        cluster = self._coordinator.book.of_job(job_id)
         if cluster is None:
             return None
         attempt = cluster.attempt
