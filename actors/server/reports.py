@@ -206,8 +206,10 @@ class Reports:
         self, session: Session, claim: Claim, report: m.JobCompleted, now: float
     ) -> list[Effect]:
         if self._feeder.nodes[claim.job_id].admissions:
-            # `Recorded` promises that its derivations are durable too.
+            # `Recorded` promises that its derivations are durable too. A dispatch that is
+            # restarted meanwhile must not take the job for one that still runs.
             self._held[claim.job_id] = (session, report)
+            session.accepted.discard(claim.assignment_id)
             return []
         fetched = self._assigner.finished(claim, session, report.spans or ())
         self._assigner.release(claim)
