@@ -65,6 +65,12 @@ FROM dispatched_job WHERE cluster_attempt = ? ORDER BY job, id"""
 # Attempts close in the transaction that ends their cluster or queues it again.
 _CHANGED = "c.changed_by IN (SELECT seq FROM server WHERE id <> ?) AND c.changed_at >= ?"
 
+COMPANION = """
+j.status = 'Aborted' AND 'Completed' = (
+    SELECT c.status FROM cluster_member m JOIN cluster_job c ON c.id = m.cluster
+    WHERE m.job = j.id ORDER BY c.created_at DESC, c.id DESC LIMIT 1)"""
+"""Condition on a job `j`: it was stopped because its cluster had completed without it."""
+
 _STATUS = "SELECT j.seq, j.id, j.status FROM job j WHERE j.seq IN (*)"
 _OPEN_DEPENDENTS = f"""
 SELECT p.needs, j.name FROM dependent p JOIN job j ON j.seq = p.job

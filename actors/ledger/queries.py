@@ -197,14 +197,25 @@ class Reads:
             return counts(db)
 
     def ended_among(self, job_ids: Collection[str]) -> tuple[list[str], list[str], list[str]]:
-        """Of these jobs, those that ended; of them, those that ended other than `Completed`;
-        and those that the ledger does not hold. Each in the order given."""
+        """Of these jobs, those that ended; of them, those that ended other than `Completed`, less
+        the companions that a completed cluster stopped; and those that the ledger does not hold.
+        Each in the order given."""
         sql = f"SELECT j.id, j.status FROM job j WHERE j.id IN (*) AND {VISIBLE}"
+        companion = f"SELECT j.id FROM job j WHERE j.id IN (*) AND {clusters.COMPANION}"
         with self.snapshot() as db:
             status = dict(select_in(db, sql, job_ids))
-        ended = [job_id for job_id in job_ids if status.get(job_id) in TERMINAL]
-        failed = [job_id for job_id in ended if status[job_id] != "Completed"]
+            ended = [job_id for job_id in job_ids if status.get(job_id) in TERMINAL]
+            failed = [job_id for job_id in ended if status[job_id] != "Completed"]
+            companions = {row[0] for row in select_in(db, companion, failed)}
+        failed = [job_id for job_id in failed if job_id not in companions]
         return ended, failed, [job_id for job_id in job_ids if job_id not in status]
+
+    def companions(self) -> int:
+        """How many jobs ended `Aborted` because their cluster had completed without them."""
+        sql = f"SELECT count(*) FROM job j WHERE {clusters.COMPANION} AND {VISIBLE}"
+        with self.snapshot() as db:
+            count: int = db.execute(sql).fetchone()[0]
+            return count
 
     def claims_of(self, job_id: str, wall_offset: float) -> list[PastClaim]:
         """Every claim of a job, oldest first."""

@@ -186,6 +186,8 @@ class Commands:
         nodes, counts = self._feeder.nodes, self._feeder.counts
         if not message.jobs:
             failed = sum(counts[s] for s in TERMINAL if s != "Completed")
+            if not nodes and counts["Aborted"]:
+                return self._wait_for_all(peer, message.request, failed)
             reply = m.CmdWaitReply(request=message.request, open=len(nodes), failed=failed)
             return [Tell(peer, reply)]
         is_open = [job for job in message.jobs if job in nodes]
@@ -205,6 +207,17 @@ class Commands:
             return [Tell(peer, reply)]
 
         return self.ask(peer, message.request, answer, "ended_among", others)
+
+    def _wait_for_all(self, peer: bytes, request: int, failed: int) -> list[Effect]:
+        """Everything has ended; what a completed cluster stopped did not fail."""
+
+        def answer(companions: int, _: float) -> list[Effect]:
+            open_jobs = len(self._feeder.nodes)
+            left = max(0, failed - companions)
+            reply = m.CmdWaitReply(request=request, open=open_jobs, failed=left)
+            return [Tell(peer, reply)]
+
+        return self.ask(peer, request, answer, "companions")
 
     # -- targets ---------------------------------------------------------------------------
 

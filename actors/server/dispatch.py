@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
 from actors.ledger.errors import LedgerFailed
 from actors.ledger.port import CommitFailed
+from actors.ledger.records import Snapshot
 from actors.server.claims import Claim
+from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
@@ -224,9 +225,12 @@ class Dispatch:
         self._world.outbox.send(peer, [encode(reply)], now)
 
 
-def _load(world: World) -> Any:
+def _load(world: World) -> Snapshot:
     with world.port.lock:
-        return world.port.ledger.load(world.port.wall_offset())
+        snapshot = world.port.ledger.load(world.port.wall_offset())
+    if snapshot.clusters:
+        load_solver()  # here, where no request waits for it
+    return snapshot
 
 
 def blame(error: BaseException) -> str:

@@ -289,10 +289,11 @@ class Farm:
         since = self._looked_at - FOREIGN_MARGIN_SECS
         self._looked_at = event.wall_time
         offset = event.wall_offset
+        # First, so that the jobs of what is taken over are here.
+        self.queries.append(Query(FOREIGN, "foreign_changes", (since, offset)))
         if event.dead:
             dead = tuple(sorted(event.dead))
             self.queries.append(Query(ADOPTED, "adopt", (dead, offset), writes=True))
-        self.queries.append(Query(FOREIGN, "foreign_changes", (since, offset)))
         self.queries.append(Query(COUNTS, "counts"))
 
     def _answered(self, answer: Answer, now: float) -> None:

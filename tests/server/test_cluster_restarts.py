@@ -368,3 +368,20 @@ def test_a_taken_cluster_id_is_refused(farm):
     refused = farm.submit(clusters=[farm.cluster("b", cluster_id="mine")])
     assert "'mine' is taken by another cluster" in refused.message
     assert farm.rows("SELECT count(*) FROM job") == [(1,)]
+
+
+def test_what_a_dead_server_did_since_the_last_look_is_taken_over_too(farm, other):
+    farm.submit(job("single"))
+    farm.join("x")
+    given = farm.request("x")
+    cluster_id = farm.submit_cluster("a", "b")
+    farm.join("v", "w")
+    farm.idle("v", "w")
+    farm.accept("v")
+    look_around(other, dead=frozenset({farm.name}))
+    other.ids.update(farm.ids)
+    assert other.attempts(cluster_id) == [(False, "PrepareFailed")]
+    assert statuses(other, "single", "a", "b") == ["Building", "Queued", "Queued"]
+    assert come_back(other, "x", given).resumed == [given.assignment_id]
+    other.complete("x", given)
+    assert other.status("single") == "Completed"

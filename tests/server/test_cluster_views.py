@@ -209,3 +209,21 @@ def test_jobs_name_their_cluster(farm):
     farm.submit(job("single"), clusters=[farm.cluster("a", cluster_id="k")])
     rows = ask(farm, m.CmdJobs(request=1), m.CmdJobsReply).jobs
     assert {row["name"]: row["cluster"] for row in rows} == {"single": None, "a": "k"}
+
+
+def test_a_stopped_companion_is_no_failure_to_who_waits(farm):
+    farm.join("v", "w")
+    farm.submit_cluster(member("main", primary=True), member("side", "side"))
+    farm.run("v", "w")
+    main, side = ("v", "w") if farm.seat("v").job.name == "main" else ("w", "v")
+    farm.complete(main, farm.seat(main))
+    farm.fail(side, farm.seat(side), "Aborted")
+    ids = [farm.ids["main"], farm.ids["side"]]
+    for asked in (ids, []):
+        reply = ask(farm, m.CmdWait(request=1, jobs=asked), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 0)
+    farm.submit_cluster("main", "side")  # again, and cancelled this time
+    ask(farm, m.CmdCancel(request=1, targets=ids), m.CmdCancelReply)
+    for asked in (ids, []):
+        reply = ask(farm, m.CmdWait(request=1, jobs=asked), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 2)

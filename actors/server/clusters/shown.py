@@ -12,9 +12,11 @@ import numpy as np
 from actors.ledger.records import ClusterRecord, MemberRecord, PastAttempt
 from actors.server.assigner import Assigner
 from actors.server.claims import Claim
+from actors.server.clusters.capacity import Capacity
 from actors.server.clusters.coordinator import Coordinator
 from actors.server.clusters.model import Attempt, Cluster, Ended
 from actors.server.clusters.placement import seatable
+from actors.server.clusters.planner import Planner
 from actors.server.feeder import Feeder
 
 MAX_SHOWN = 1_000
@@ -23,6 +25,21 @@ MAX_REASONS = 20
 """Waiting clusters of one status whose reason is worked out."""
 
 Shown = dict[str, Any]
+
+
+class _Look:
+    """The workers at one moment, made into seats once for all clusters that are looked at."""
+
+    def __init__(self, planner: Planner, now: float) -> None:
+        self.now = now
+        self._planner = planner
+        self._made: dict[tuple[bool, bool], Capacity] = {}
+
+    def capacity(self, cluster: Cluster, *, only_idle: bool) -> Capacity:
+        key = only_idle, self._planner.is_reserved_for(cluster)
+        if key not in self._made:
+            self._made[key] = self._planner.capacity(self.now, only_idle=only_idle, cluster=cluster)
+        return self._made[key]
 
 
 class ClusterViews:
@@ -37,7 +54,8 @@ class ClusterViews:
         """The `clusters` of the status: those that have not ended, then the newest that have."""
         clusters = list(self._coordinator.clusters.values())[:MAX_SHOWN]
         waiting = [c for c in clusters if c.attempt is None][:MAX_REASONS]
-        reasons = {c.cluster_id: self.reason(c, now)["text"] for c in waiting}
+        look = _Look(self._coordinator.planner, now)
+        reasons = {c.cluster_id: self._reason(c, look)["text"] for c in waiting}
         shown = [
             {
                 "id": c.cluster_id,
@@ -100,6 +118,10 @@ class ClusterViews:
 
     def reason(self, cluster: Cluster, now: float) -> Shown:
         """Code and text of why a cluster has not started, with what the text is made of."""
+        return self._reason(cluster, _Look(self._coordinator.planner, now))
+
+    def _reason(self, cluster: Cluster, look: _Look) -> Shown:
+        now = look.now
         shown: Shown = {"code": "cluster", "cluster": cluster.cluster_id,
                         "needed": len(cluster.members)}  # fmt: skip
         if cluster.attempt is not None:
@@ -110,7 +132,7 @@ class ClusterViews:
             secs = math.ceil(cluster.not_before - now)
             last = f"; the last attempt: {cluster.last_failure}" if cluster.last_failure else ""
             return {**shown, "text": f"placed again in {secs} s at the earliest{last}"}
-        return {**shown, **self._seats(cluster, now)}
+        return {**shown, **self._seats(cluster, look)}
 
     def _in_attempt(self, attempt: Attempt, now: float) -> str:
         seats = attempt.seats.values()
@@ -148,10 +170,9 @@ class ClusterViews:
             f"{_listed(missing)}"
         )
 
-    def _seats(self, cluster: Cluster, now: float) -> Shown:
-        planner = self._coordinator.planner
+    def _seats(self, cluster: Cluster, look: _Look) -> Shown:
         size = len(cluster.members)
-        everyone = planner.capacity(now, only_idle=False, cluster=cluster)
+        everyone = look.capacity(cluster, only_idle=False)
         exist, where = seatable(
             everyone.seats(cluster.members).allowed,
             everyone.zones if cluster.same_zone else None,
@@ -159,7 +180,7 @@ class ClusterViews:
         if exist < size:
             text = f"{size} needed, {exist} exist{_in_zone(cluster, exist, where)}"
             return {"text": text, "exist": exist, "idle": 0, "zone": where}
-        capacity = planner.capacity(now, only_idle=True, cluster=cluster)
+        capacity = look.capacity(cluster, only_idle=True)
         seats = capacity.seats(cluster.members)
         zones = capacity.zones if cluster.same_zone else None
         idle, where = seatable(seats.allowed, zones)
@@ -169,12 +190,12 @@ class ClusterViews:
             silent = [capacity.workers[column].worker for column in waited]
             text += f"; waits for {', '.join(silent)} to report what it lacks" if silent else ""
         shown: Shown = {"exist": exist, "idle": idle, "zone": where}
-        reservation = planner.reservation
+        reservation = self._coordinator.planner.reservation
         if reservation is not None and reservation.cluster_id == cluster.cluster_id:
             kept = sorted(reservation.seats.values())
-            left = reservation.until - now
+            left = reservation.until - look.now
             busy = [worker for worker, kind in kept
-                    if kind not in self._assigner.idle_kinds(worker, now)]  # fmt: skip
+                    if kind not in self._assigner.idle_kinds(worker, look.now)]  # fmt: skip
             text += f"; seats are kept on {', '.join(w for w, _ in kept)} for {left:.0f} s more"
             text += f", {', '.join(busy)} still busy" if busy else ""
             shown["reservation"] = {
