@@ -31,6 +31,7 @@ MAX_DEPTH = 16
 MAX_PAGE_CANDIDATES = 1_000
 MAX_PAGE_BYTES = 2 * 2**20
 MAX_EVAL_BATCH = 50
+MAX_KNOWN_ASKED = 1_000
 MAX_LOG_CHUNK_BYTES = 256 * 2**10
 MAX_SIGNAL_BYTES = 64 * 2**10
 
@@ -268,6 +269,8 @@ class EvalResult(Update, frozen=True, tag=True):
     derivations: Annotated[list[Derivation], Meta(max_length=MAX_EVAL_BATCH)]
     warnings: list[Text]
     errors: list[Text]
+    targets: dict[Text, Text] | None = None
+    """Beyond the protocol page: what was asked for, as drv paths by attribute."""
 
 
 class Building(Update, frozen=True, tag=True):
@@ -567,6 +570,13 @@ class CmdExplain(Message, frozen=True):
     job: Text
 
 
+class CmdResult(Message, frozen=True):
+    """What an evaluation was asked for, and what became of it."""
+
+    request: U64
+    job: Text
+
+
 class CmdClusters(Message, frozen=True):
     """One page of the clusters with ids after `after`, in id order."""
 
@@ -672,6 +682,14 @@ class CmdExplainReply(Message, frozen=True):
     explanation: dict[str, Any]
 
 
+class CmdResultReply(Message, frozen=True):
+    request: U64
+    result: dict[str, Any]
+    """`{status, error, warnings, errors, targets, builds, failed}`; a target has `attribute`,
+    `drv_path`, `job_id`, `status` and `outputs` (paths by name), `builds` counts by status, what
+    failed itself has `job_id`, `name`, `status` and `error`."""
+
+
 class CmdClustersReply(Message, frozen=True):
     request: U64
     clusters: list[dict[str, Any]]
@@ -697,12 +715,12 @@ WORKER_MESSAGES: tuple[type[Message], ...] = (
 )  # fmt: skip
 COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdHello, CmdSubmit, CmdStatus, CmdJobs, CmdWait, CmdCancel, CmdPrioritize, CmdLogs,
-    CmdExplain, CmdDrain, CmdUndrain, CmdClusters, CmdCluster, CmdClusterCancel,
+    CmdExplain, CmdResult, CmdDrain, CmdUndrain, CmdClusters, CmdCluster, CmdClusterCancel,
 )  # fmt: skip
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,
     Ping, Pong, CmdWelcome, CmdError, CmdSubmitted, CmdStatusReply, CmdJobsReply,
-    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdDone,
+    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdResultReply, CmdDone,
     CmdClustersReply, CmdClusterReply,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 from msgspec import Struct
@@ -111,6 +111,12 @@ class AdmissionRefused(Struct, frozen=True):
     """Whether the sender must change something, or may just try again."""
 
 
+class Forgotten(Struct, frozen=True):
+    """Jobs that ended long ago are not in the ledger any more."""
+
+    job_ids: tuple[str, ...]
+
+
 class Answer(Struct, frozen=True):
     """The result of a query."""
 
@@ -119,7 +125,9 @@ class Answer(Struct, frozen=True):
     error: str | None = None
 
 
-LedgerEvent = Committed | CommitFailed | Synced | AdmissionTaken | AdmissionRefused | Answer
+LedgerEvent = (
+    Committed | CommitFailed | Synced | AdmissionTaken | AdmissionRefused | Forgotten | Answer
+)
 
 
 class Waiting(Generic[T]):
@@ -128,6 +136,8 @@ class Waiting(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self.items: deque[T] = deque()
+        self.taken = 0
+        """How many were handled."""
         self._limit = limit
         self._lot = trio.lowlevel.ParkingLot()
 
@@ -151,6 +161,7 @@ class Waiting(Generic[T]):
     def done(self) -> None:
         """The head was handled."""
         self.items.popleft()
+        self.taken += 1
 
 
 class LedgerPort:
@@ -174,6 +185,15 @@ class LedgerPort:
         """A deferred batch failed and dispatch does not know yet: nothing newer may go in."""
         self.committed = 0
         """Number of the newest batch that is in."""
+        self.is_failing = False
+        """The last commit was refused, other than for a lock."""
+        self.calls = 0
+        """Blocking calls of the ledger actor that have not ended: slow is not hung."""
+
+    @property
+    def queues(self) -> tuple[Waiting[Any], ...]:
+        """What the ledger actor takes from."""
+        return self.deferred, self.admissions, self.queries, self.unsynced
 
     @property
     def is_behind(self) -> bool:
@@ -183,7 +203,7 @@ class LedgerPort:
     @property
     def queue(self) -> int:
         """How much waits for the ledger actor."""
-        return len(self.deferred) + len(self.admissions) + len(self.queries) + len(self.unsynced)
+        return sum(map(len, self.queues))
 
     def commit(self, batch: Batch) -> list[bool] | None:
         """Commits on the loop and returns a result per write; None when the batch was left
@@ -198,17 +218,25 @@ class LedgerPort:
         except LedgerBusy:
             self._defer(batch)
             return None
+        except LedgerFailed:
+            self.is_failing = True
+            raise
         finally:
             self.lock.release()
-        self.committed = batch.number
+        self.succeeded(batch)
         return results
+
+    def succeeded(self, batch: Batch) -> None:
+        """The batch is in."""
+        self.committed = batch.number
+        self.is_failing = False
 
     def give_up(self, error: LedgerFailed) -> None:
         """The head of the deferred batches failed: it and those behind it come back, since
         what is written must stay a prefix of what was decided."""
         number = self.deferred.items[0].number
         self.deferred.items.clear()
-        self.is_broken = True
+        self.is_broken = self.is_failing = True
         self.deliver(CommitFailed(number, str(error)))
 
     def want_sync(self) -> None:

@@ -16,12 +16,15 @@ from transport.codec import decode_value
 
 from . import clusters
 from .connection import Connection, select_in
+from .prune import old_jobs
 from .records import (
     TERMINAL,
     AddMetric,
     AddPrefetch,
     ClaimRecord,
     ClusterRecord,
+    EvalOutcome,
+    EvalTarget,
     ForeignChanges,
     JobInfo,
     JobRecord,
@@ -111,6 +114,22 @@ WHERE d.claimed_at >= ? AND j.kind = 'build' AND j.ready_at IS NOT NULL
 ORDER BY d.claimed_at, d.id
 """
 
+_TARGETS = """
+SELECT t.attribute, t.drv_path, j.id, j.status, b.payload
+FROM job e JOIN eval_target t ON t.job = e.seq
+LEFT JOIN drv d ON d.path = t.drv_path LEFT JOIN job j ON j.seq = d.seq
+LEFT JOIN job_body b ON b.job = j.seq
+WHERE e.id = ? ORDER BY t.attribute
+"""
+_BUILDS = """
+SELECT j.status, count(*) FROM submission s JOIN requester r ON r.submission = s.seq
+JOIN job j ON j.seq = r.job WHERE s.requester = ? GROUP BY j.status
+"""
+_FAILED = """
+SELECT j.id, j.name, j.status, j.error FROM submission s JOIN requester r ON r.submission = s.seq
+JOIN job j ON j.seq = r.job WHERE s.requester = ? AND j.status IN ('Failed', 'TimedOut')
+ORDER BY j.ended_at LIMIT 20
+"""
 _PREFETCHES = "SELECT paths, secs FROM prefetch ORDER BY seq"
 
 
@@ -223,6 +242,24 @@ class Reads:
             rows = db.execute(_CLAIMS, (wall_offset, wall_offset, job_id))
             return [PastClaim(ClaimRecord(*row[:7]), *row[7:]) for row in rows]
 
+    def outcome_of(self, job_id: str) -> EvalOutcome | None:
+        """What an evaluation said and was asked for, and how its builds went; None for a job that
+        is not there."""
+        with self.snapshot() as db:
+            sql = "SELECT kind, status, error FROM job WHERE id = ?"
+            row = db.execute(sql, (job_id,)).fetchone()
+            targets = db.execute(_TARGETS, (job_id,)).fetchall()
+            builds = dict(db.execute(_BUILDS, (job_id,)).fetchall())
+            failed = db.execute(_FAILED, (job_id,)).fetchall()
+        if row is None:
+            return None
+        kind, status, error = row
+        warnings, errors = self.messages_of(job_id)
+        return EvalOutcome(
+            kind, status, error, tuple(warnings), tuple(errors),
+            tuple(EvalTarget(*target) for target in targets), builds, tuple(failed),
+        )  # fmt: skip
+
     def messages_of(self, job_id: str) -> tuple[list[str], list[str]]:
         """Warnings and errors of an evaluation, in the order reported."""
         sql = (
@@ -283,6 +320,12 @@ class Reads:
             claims = db.execute(_CLAIMS, (0.0, 0.0, job_id)).fetchall()
         info = None if row is None else JobInfo(*row)
         return info, [PastClaim(ClaimRecord(*claim[:7]), *claim[7:]) for claim in claims]
+
+    def old_jobs(self, before: float, after: int) -> tuple[list[int], int | None]:
+        """Keys of jobs that ended before a wall-clock time, of those next after a key; and where
+        to go on, None at the end."""
+        with self.snapshot() as db:
+            return old_jobs(db, before, after)
 
     def foreign_changes(self, since_wall: float, wall_offset: float) -> ForeignChanges:
         """Jobs that other servers brought or changed since a wall-clock time, as they are now.

@@ -264,11 +264,13 @@ class SeeWorker(Struct, frozen=True):
 
 
 class AddMessages(Struct, frozen=True):
-    """Warnings and errors that an evaluation reported."""
+    """Warnings and errors that an evaluation reported, and what it was asked for."""
 
     job_id: str
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
+    targets: tuple[tuple[str, str], ...] = ()
+    """(attribute, drv path)."""
 
 
 Write = (
@@ -387,6 +389,31 @@ class ForeignChanges(Struct, frozen=True):
     """By drv path: the inputs of these jobs."""
     clusters: tuple[ClusterRecord, ...] = ()
     """Those that they brought or changed."""
+
+
+class EvalTarget(Struct, frozen=True):
+    """What an evaluation was asked for; without a job while nobody reported the derivation."""
+
+    attribute: str
+    drv_path: str
+    job_id: str | None
+    status: str | None
+    payload: bytes | None
+
+
+class EvalOutcome(Struct, frozen=True):
+    """What became of an evaluation."""
+
+    kind: str
+    status: str
+    error: str | None
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+    targets: tuple[EvalTarget, ...]
+    builds: dict[str, int]
+    """How many of its builds have which status."""
+    failed: tuple[tuple[str, str, str, str | None], ...]
+    """Id, name, status and error of its first builds that failed themselves."""
 
 
 class JobInfo(Struct, frozen=True):

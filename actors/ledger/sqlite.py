@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from .admission import Admitting, discard
 from .clusters import open_attempts
 from .connection import Connection, Log, open_writer
+from .prune import HISTORY_SECS, forget, forget_metrics
 from .queries import Reads
 from .records import Admission, Admitted, Adopted, ClaimRecord, Snapshot, Write
 from .snapshot import has_orphans, read_snapshot, requeue_orphans
@@ -20,7 +21,7 @@ from .writes import Stamp, perform
 
 CHUNK_ROWS = 2_000
 """About how many rows one transaction of a large admission writes: a few milliseconds."""
-_HISTORY_SECS, _WEEK_SECS, _HOUR_SECS = 90 * 86_400.0, 7 * 86_400.0, 3_600.0
+_WEEK_SECS, _HOUR_SECS = 7 * 86_400.0, 3_600.0
 _BUILDS_PER_PACKAGE = 20
 _MAX_EVALUATIONS, _MAX_WAITS, _MAX_WORKERS = 20_000, 50_000, 1_000
 _ADOPT = """
@@ -175,13 +176,13 @@ class SqliteLedger(Reads):
             snapshot = read_snapshot(db, wall_offset)
         # What only helps to choose may be of a slightly later state.
         now = self._wall() - wall_offset
-        builds = self.metrics(now - _HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
+        builds = self.metrics(now - HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
         evaluations = self.evaluations(now - _WEEK_SECS, _MAX_EVALUATIONS, wall_offset)
         return replace(
             snapshot,
             metrics=(*builds, *evaluations),
             waits=tuple(self.waits(now - _HOUR_SECS, _MAX_WAITS, wall_offset)),
-            workers=tuple(self.workers(now - _HISTORY_SECS, _MAX_WORKERS, wall_offset)),
+            workers=tuple(self.workers(now - HISTORY_SECS, _MAX_WORKERS, wall_offset)),
             prefetches=tuple(self.prefetches()),
         )
 
@@ -199,6 +200,13 @@ class SqliteLedger(Reads):
                 claims += [ClaimRecord(*row) for row in rows]
                 db.execute(_ADOPT_ATTEMPTS, (self.server, server))
         return Adopted(tuple(claims), tuple(attempts))
+
+    def forget(self, jobs: Collection[int], before: float) -> list[str]:
+        """Deletes those of the jobs (keys of `old_jobs`) that ended before a wall-clock time and
+        that nobody needs, and some metrics that are too old; returns the jobs' ids."""
+        with self._writer.transaction() as db:
+            forget_metrics(db, self._wall())
+            return forget(db, jobs, before)
 
     def relieve(self) -> int:
         """Empties the log and returns its size in bytes, 0 unless a reader or another server was

@@ -84,6 +84,9 @@ ON CONFLICT (id) DO UPDATE SET name = excluded.name, capabilities = excluded.cap
     last_seen = excluded.last_seen"""
 _ADD_MESSAGE = """
 INSERT INTO eval_message (job, severity, message) SELECT seq, ?, ? FROM job WHERE id = ?"""
+_ADD_TARGET = """
+INSERT INTO eval_target (job, attribute, drv_path) SELECT seq, ?, ? FROM job WHERE id = ?
+ON CONFLICT (job, attribute) DO UPDATE SET drv_path = excluded.drv_path"""
 
 
 class Stamp:
@@ -249,6 +252,8 @@ def _add_messages(db: sqlite3.Connection, write: AddMessages) -> None:
     said = [("warning", text, write.job_id) for text in write.warnings]
     said += [("error", text, write.job_id) for text in write.errors]
     db.executemany(_ADD_MESSAGE, said)
+    targets = [(attribute, drv_path, write.job_id) for attribute, drv_path in write.targets]
+    db.executemany(_ADD_TARGET, targets)
 
 
 def submission_of(db: sqlite3.Connection, requester: str, stamp: Stamp) -> int:

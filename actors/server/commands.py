@@ -14,7 +14,14 @@ from typing import Any
 import msgspec
 
 from actors.ledger.port import Answer, Query
-from actors.ledger.records import TERMINAL, ClusterRecord, JobInfo, PastClaim, SetCordon
+from actors.ledger.records import (
+    TERMINAL,
+    ClusterRecord,
+    EvalOutcome,
+    JobInfo,
+    PastClaim,
+    SetCordon,
+)
 from actors.server.admissions import Admissions
 from actors.server.clusters.coordinator import Coordinator
 from actors.server.clusters.shown import ClusterViews
@@ -24,6 +31,7 @@ from actors.server.feeder import Feeder
 from actors.server.ids import Ids
 from actors.server.registry import Registry
 from transport import messages as m
+from transport.codec import decode_value
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 MAX_ATTEMPTS_SHOWN = 50
@@ -132,6 +140,14 @@ class Commands:
                     _Targets(
                         peer, message.request, list(dict.fromkeys(message.clusters)), [],
                         lambda ids, at: self._cancel(peer, message.request, ids, at),
+                    ),
+                    now,
+                )  # fmt: skip
+            case m.CmdResult():
+                return self._resolve(
+                    _Targets(
+                        peer, message.request, [message.job], [],
+                        lambda ids, _: self._result(peer, message.request, ids[0]),
                     ),
                     now,
                 )  # fmt: skip
@@ -337,6 +353,14 @@ class Commands:
 
         return self.ask(peer, request, answer, "decision_of", job_id)
 
+    def _result(self, peer: bytes, request: int, job_id: str) -> list[Effect]:
+        def answer(found: EvalOutcome | None, _: float) -> list[Effect]:
+            if found is None or found.kind != "eval":
+                return _refuse(peer, request, f"{job_id} is not an evaluation")
+            return [Tell(peer, m.CmdResultReply(request=request, result=_shown_outcome(found)))]
+
+        return self.ask(peer, request, answer, "outcome_of", job_id)
+
     def _prioritize(self, peer: bytes, message: m.CmdPrioritize, ids: list[str]) -> list[Effect]:
         effects: list[Effect] = []
         for job_id in ids:
@@ -353,6 +377,24 @@ class Commands:
         recorded = Record(SetCordon(worker, now, reason))
         effects = self._registry.cordon(worker, reason)
         return [recorded, *effects, TellDurable(peer, m.CmdDone(request=request))]
+
+
+def _shown_outcome(found: EvalOutcome) -> dict[str, Any]:
+    return {
+        "status": found.status, "error": found.error,
+        "warnings": list(found.warnings), "errors": list(found.errors),
+        "targets": [
+            {"attribute": t.attribute, "drv_path": t.drv_path, "job_id": t.job_id,
+             "status": t.status,
+             "outputs": {} if t.payload is None else decode_value(t.payload).get("outputs", {})}
+            for t in found.targets
+        ],
+        "builds": found.builds,
+        "failed": [
+            {"job_id": job_id, "name": name, "status": status, "error": error}
+            for job_id, name, status, error in found.failed
+        ],
+    }  # fmt: skip
 
 
 def _shown(info: JobInfo) -> dict[str, Any]:

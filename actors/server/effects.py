@@ -109,6 +109,12 @@ class Log(Struct, frozen=True):
     data: bytes
 
 
+class DropLogs(Struct, frozen=True):
+    """The logs of these jobs are not wanted any more."""
+
+    job_ids: tuple[str, ...]
+
+
 class ReadLog(Struct, frozen=True):
     """Answer a client with a part of a job's log."""
 

@@ -26,6 +26,7 @@ from actors.ledger.port import (
     Batch,
     CommitFailed,
     Committed,
+    Forgotten,
     LedgerEvent,
     Query,
     Synced,
@@ -59,6 +60,7 @@ from actors.server.effects import (
     Closed,
     ClustersAdded,
     ClusterUnwanted,
+    DropLogs,
     Effect,
     Enter,
     Gone,
@@ -180,7 +182,7 @@ class Farm:
         self.pager: list[PagerEvent] = []
         self.queries: list[Query] = []
         self.admissions_out: list[AdmissionRequest] = []
-        self.logs: list[Log | ReadLog] = []
+        self.logs: list[Log | ReadLog | DropLogs] = []
         self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
 
         self._settlement = Settlement(first_batch)
@@ -262,7 +264,7 @@ class Farm:
             case AdmissionRefused():
                 self._route(self.admissions.refused(event, now), now)
                 self._route(self.reports.admitted(event.requester, now), now)
-            case Answer():
+            case Forgotten() | Answer():
                 self._answered(event, now)
             case Neighbours():
                 self._look_around(event)
@@ -296,8 +298,11 @@ class Farm:
             self.queries.append(Query(ADOPTED, "adopt", (dead, offset), writes=True))
         self.queries.append(Query(COUNTS, "counts"))
 
-    def _answered(self, answer: Answer, now: float) -> None:
-        if answer.token not in (ADOPTED, FOREIGN, COUNTS):
+    def _answered(self, answer: Answer | Forgotten, now: float) -> None:
+        if isinstance(answer, Forgotten):
+            self.logs.append(DropLogs(answer.job_ids))
+            self.queries.append(Query(COUNTS, "counts"))
+        elif answer.token not in (ADOPTED, FOREIGN, COUNTS):
             self._route(self.commands.answered(answer, now), now)
         elif isinstance(answer.result, ForeignChanges):
             self._route(self.coordinator.foreign(answer.result.clusters, now), now)

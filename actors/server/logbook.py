@@ -8,17 +8,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
 from actors.ledger.actor import Offload
 from actors.ledger.port import Waiting
-from actors.server.effects import Log, ReadLog
+from actors.server.effects import DropLogs, Log, ReadLog
+from actors.supervision import Backlog
 from transport import messages as m
 
 log = logging.getLogger("headrace.logbook")
+
+T = TypeVar("T")
 
 MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 * 2**20
@@ -33,8 +38,9 @@ class Logbook:
     def __init__(self, folder: Path, answer: Callable[[bytes, m.CmdLogsReply], None]) -> None:
         self._folder = folder
         self._answer = answer
-        self._waiting: Waiting[Log | ReadLog] = Waiting(MAX_QUEUED)
+        self._waiting: Waiting[Log | ReadLog | DropLogs] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
+        self._is_on_disk = False
         self.dropped = 0
         """Chunks that found the queue or the disk full."""
 
@@ -42,8 +48,14 @@ class Logbook:
     def queue(self) -> int:
         return len(self._waiting)
 
-    def put(self, item: Log | ReadLog) -> None:
-        """Queues a chunk for writing, or a client's read behind the chunks before it."""
+    @property
+    def backlog(self) -> Backlog:
+        """A disk that is slow is not a hung actor."""
+        return Backlog(0 if self._is_on_disk else len(self._waiting), self._waiting.taken)
+
+    def put(self, item: Log | ReadLog | DropLogs) -> None:
+        """Queues a chunk for writing, or a client's read behind the chunks before it; a removal
+        that finds no room leaves the logs where they are."""
         size = len(item.data) if isinstance(item, Log) else 0
         if self._queued_bytes + size > MAX_QUEUED_BYTES or not self._waiting.put(item):
             self.dropped += 1
@@ -55,7 +67,9 @@ class Logbook:
         while True:
             first = await self._waiting.head()
             if isinstance(first, ReadLog):
-                data, following = await offload(self._read, first.job_id, first.offset)
+                data, following = await self._on_disk(
+                    offload, self._read, first.job_id, first.offset
+                )
                 self._waiting.done()
                 reply = m.CmdLogsReply(
                     request=first.request,
@@ -66,15 +80,27 @@ class Logbook:
                 )
                 self._answer(first.peer, reply)
                 continue
+            if isinstance(first, DropLogs):
+                await self._on_disk(offload, self._remove, first.job_ids)
+                self._waiting.done()
+                continue
             chunks = []
             for item in self._waiting.items:
-                if isinstance(item, ReadLog):
+                if not isinstance(item, Log):
                     break
                 chunks.append(item)
-            self.dropped += await offload(self._append, chunks)
+            self.dropped += await self._on_disk(offload, self._append, chunks)
             for chunk in chunks:
                 self._waiting.done()
                 self._queued_bytes -= len(chunk.data)
+
+    async def _on_disk(self, offload: Offload, work: Callable[..., T], *args: object) -> T:
+        self._is_on_disk = True
+        try:
+            done: T = await offload(work, *args)
+        finally:
+            self._is_on_disk = False
+        return done
 
     def _append(self, chunks: Iterable[Log]) -> int:
         """Returns how many chunks could not be written."""
@@ -107,6 +133,10 @@ class Logbook:
             log.error("a build log is not read: %s", error)  # noqa: TRY400 - one line
             return b"", offset
         return data, offset + len(data)
+
+    def _remove(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            shutil.rmtree(self._job_folder(job_id), ignore_errors=True)
 
     def _job_folder(self, job_id: str) -> Path:
         return self._folder / _file_name(job_id)

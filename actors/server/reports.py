@@ -194,8 +194,11 @@ class Reports:
             text = "JobUpdate: `update` EvalResult on a build"
             return [Tell(session.peer, m.Error(code=400, message=text))]
         effects: list[Effect] = []
-        if result.warnings or result.errors:
-            told = AddMessages(claim.job_id, tuple(result.warnings), tuple(result.errors))
+        if result.warnings or result.errors or result.targets:
+            told = AddMessages(
+                claim.job_id, tuple(result.warnings), tuple(result.errors),
+                tuple((result.targets or {}).items()),
+            )  # fmt: skip
             effects.append(Record(told))
         if result.derivations and claim.abort_reason is None:
             project = self._feeder.nodes[claim.job_id].cls.project

@@ -181,7 +181,9 @@ class WorkerCore:
             case e.Received() | e.Garbled() | e.Lost() | e.Scored():
                 if event.connection == self._connection and self.link is not Link.IDLE:
                     self._take_from_link(event, now)
-            case e.JobUpdated() | e.BuildAdvanced() | e.EvalAdvanced() | e.JobLogged():
+            case (
+                e.JobUpdated() | e.BuildAdvanced() | e.EvalAdvanced() | e.JobAsked() | e.JobLogged()
+            ):
                 task = self.jobs.tasks.get(event.assignment_id)
                 if task is not None and task.stop is None:
                     self._take_from_job(task, event, now)
@@ -259,6 +261,8 @@ class WorkerCore:
                 self._start_cluster(message)
             case m.AbortCluster():
                 self._abort_cluster(message)
+            case m.KnownDerivations():
+                self._do(e.JobAnswered(message.query_id, message.known))
             case m.Draining():
                 self._server_draining = True
                 self._note("info", "the server is stopping; jobs go on, no more are asked for")
@@ -519,7 +523,7 @@ class WorkerCore:
     def _take_from_job(
         self,
         task: Task,
-        event: e.JobUpdated | e.BuildAdvanced | e.EvalAdvanced | e.JobLogged,
+        event: e.JobUpdated | e.BuildAdvanced | e.EvalAdvanced | e.JobAsked | e.JobLogged,
         now: float,
     ) -> None:
         claim = task.assignment
@@ -542,6 +546,10 @@ class WorkerCore:
                     task.progress_at = now
                     progress = m.EvalProgress(claim.job_id, claim.assignment_id, derivations)
                     self._send_if_serving(progress)
+            case e.JobAsked(_, query_id, drv_paths):
+                self._send_if_serving(
+                    m.QueryKnownDerivations(claim.job_id, claim.assignment_id, query_id, drv_paths)
+                )
             case e.JobLogged(_, data):
                 if self.link is not Link.SERVING:
                     task.unsent_log_bytes += len(data)

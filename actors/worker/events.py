@@ -85,6 +85,14 @@ class EvalAdvanced(Struct, frozen=True):
     derivations: int
 
 
+class JobAsked(Struct, frozen=True):
+    """Which of these derivations are known whole; `JobAnswered` follows if the server tells."""
+
+    assignment_id: str
+    query_id: int
+    drv_paths: list[str]
+
+
 class JobLogged(Struct, frozen=True):
     assignment_id: str
     data: bytes
@@ -119,7 +127,7 @@ class DrainRequested(Struct, frozen=True):
 
 Event = (
     Tick | Received | Garbled | Lost | Scored | JobUpdated | BuildAdvanced | EvalAdvanced
-    | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged | PeersChanged
+    | JobAsked | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged | PeersChanged
     | DrainRequested
 )  # fmt: skip
 
@@ -157,6 +165,13 @@ class StopJob(Struct, frozen=True):
     assignment_id: str
 
 
+class JobAnswered(Struct, frozen=True):
+    """The server's answer to a `JobAsked`."""
+
+    query_id: int
+    known: list[str]
+
+
 class Note(Struct, frozen=True):
     """A line for the worker's own log."""
 
@@ -168,4 +183,4 @@ class Exit(Struct, frozen=True):
     code: int
 
 
-Effect = Connect | Disconnect | Send | ScorePage | StartJob | StopJob | Note | Exit
+Effect = Connect | Disconnect | Send | ScorePage | StartJob | StopJob | JobAnswered | Note | Exit

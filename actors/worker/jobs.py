@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
+
+import trio
 
 from actors.worker import events as e
 from actors.worker.executors.base import Executor, Failed, Outcome, Spans
@@ -12,16 +14,54 @@ from transport import messages as m
 
 log = logging.getLogger("headrace.worker")
 
+ANSWER_SECS = 10.0
+
 Report = Callable[[e.Event], Awaitable[None]]
+
+
+class Questions:
+    """What running evaluations have asked the server. An answer that does not come within
+    `ANSWER_SECS`, for the connection was lost, is taken as 'none': what is known is only reported
+    again."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._open: dict[int, tuple[trio.Event, list[str]]] = {}
+
+    async def ask(self, report: Report, assignment_id: str, drv_paths: list[str]) -> set[str]:
+        self._next += 1
+        number, answered, known = self._next, trio.Event(), list[str]()
+        self._open[number] = answered, known
+        try:
+            await report(e.JobAsked(assignment_id, number, drv_paths))
+            with trio.move_on_after(ANSWER_SECS):
+                await answered.wait()
+        finally:
+            del self._open[number]
+        return set(known)
+
+    def answered(self, answer: e.JobAnswered) -> None:
+        """The server's word; nobody may be waiting for it any more."""
+        if answer.query_id in self._open:
+            event, known = self._open[answer.query_id]
+            known.extend(answer.known)
+            event.set()
 
 
 class ReportingContext:
     """The `JobContext` of one job. `report` waits while the core or the server is behind."""
 
-    def __init__(self, assignment: e.Assignment, report: Report, peaks: dict[str, int]) -> None:
+    def __init__(
+        self,
+        assignment: e.Assignment,
+        report: Report,
+        peaks: dict[str, int],
+        questions: Questions,
+    ) -> None:
         self._assignment = assignment
         self._report = report
         self._peaks = peaks
+        self._questions = questions
         self.spans = Spans()
 
     @property
@@ -52,6 +92,9 @@ class ReportingContext:
                 self.assignment_id, phase, bytes_done, bytes_total, paths_done, paths_total
             )
         )
+
+    async def known(self, drv_paths: Sequence[str]) -> set[str]:
+        return await self._questions.ask(self._report, self.assignment_id, list(drv_paths))
 
     async def advance_eval(self, derivations: int) -> None:
         await self._report(e.EvalAdvanced(self.assignment_id, derivations))

@@ -19,7 +19,7 @@ from actors.worker import policy
 from actors.worker.config import ConfigError, read_peers
 from actors.worker.core import WorkerCore
 from actors.worker.executors.base import Executor, score_as_missing
-from actors.worker.jobs import ReportingContext, run_job
+from actors.worker.jobs import Questions, ReportingContext, run_job
 from actors.worker.link import Link
 from transport import messages as m
 from transport.codec import Decoder, Malformed
@@ -72,6 +72,7 @@ class WorkerShell:
         self._local: list[e.Event] = []
         self._jobs: dict[str, trio.CancelScope] = {}
         self._peaks: dict[str, int] = {}
+        self._questions = Questions()
         self._exit_code: int | None = None
 
     async def run(self) -> int:
@@ -132,6 +133,8 @@ class WorkerShell:
                         self._jobs[assignment_id].cancel()
                 case e.ScorePage():
                     self._pages_in.send_nowait(effect)
+                case e.JobAnswered():
+                    self._questions.answered(effect)
                 case e.Note(level, text):
                     log.log(_LEVELS[level], text)
                 case e.Connect(number):
@@ -210,7 +213,7 @@ class WorkerShell:
     async def _run_job(self, assignment: e.Assignment, scope: trio.CancelScope) -> None:
         outcome = None
         with scope:
-            context = ReportingContext(assignment, self._report, self._peaks)
+            context = ReportingContext(assignment, self._report, self._peaks, self._questions)
             outcome = await run_job(self._executor, assignment, context)
         del self._jobs[assignment.assignment_id]
         self._peaks.pop(assignment.job_id, None)

@@ -76,6 +76,11 @@ class JobContext(Protocol):
         paths_total: int | None = None,
     ) -> None: ...
 
+    async def known(self, drv_paths: Sequence[str]) -> set[str]:
+        """Which of these an evaluation has already reported whole; none when the server does not
+        answer in time. At most `m.MAX_KNOWN_ASKED` at once."""
+        ...
+
     async def advance_eval(self, derivations: int) -> None:
         """How many derivations were found so far; passed on at most once a second."""
         ...

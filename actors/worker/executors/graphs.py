@@ -72,7 +72,12 @@ def read_graph(ref: str, attributes: Sequence[str]) -> list[m.Derivation]:
         raise BadGraph(f"{ref}: holds no builds")
     if attributes:
         jobs = _needed(jobs, attributes, ref)
-    return [m.Derivation(**{name: getattr(job, name) for name in _FIELDS}) for job in jobs]
+    return list(map(as_derivation, jobs))
+
+
+def as_derivation(job: m.SubmittedJob) -> m.Derivation:
+    """The part of a job that an evaluation reports."""
+    return m.Derivation(**{name: getattr(job, name) for name in _FIELDS})
 
 
 def batches(derivations: Iterable[m.Derivation]) -> Iterator[list[m.Derivation]]:

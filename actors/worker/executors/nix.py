@@ -29,6 +29,7 @@ from actors.nix.settings import BadKey, Nix, NixFailed, plain, show_config
 from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext
 from actors.worker.executors.graphs import run_graph_file
+from actors.worker.executors.nix_eval import NixEvaluator
 from actors.worker.executors.nix_scoring import ValidPaths
 from actors.worker.executors.nix_spec import basic_derivation
 from actors.worker.executors.spec import BadSpec
@@ -52,8 +53,10 @@ class NixExecutor:
 
     fetches = True
 
-    def __init__(self, nix: Nix, *, slots: int = 1) -> None:
+    def __init__(self, nix: Nix, *, slots: int = 1, eval_memory_mb: int = 0) -> None:
         self._nix = nix
+        self._eval_memory_mb = eval_memory_mb
+        self._evaluator: NixEvaluator | None = None
         self._env: dict[str, str] = {}
         self._substitutes = False
         """Whether there is any cache to fetch from."""
@@ -70,13 +73,17 @@ class NixExecutor:
                 "nix-store is not on PATH: install Nix, or start with --executor process"
             )
         nix = Nix(config.store, config.cache, config.cache_key)
-        return cls(nix, slots=config.build_max_concurrent)
+        return cls(nix, slots=config.build_max_concurrent, eval_memory_mb=config.eval_max_memory_mb)
 
     def start(self) -> None:
         """Tries the store."""
         try:
             self._env.update(self._nix.environment())
-            self._substitutes = bool(show_config(self._env).get("substituters"))
+            settings = show_config(self._env)
+            self._substitutes = bool(settings.get("substituters"))
+            self._evaluator = NixEvaluator(
+                self._nix, self._env, str(settings["system"]), self._eval_memory_mb
+            )
             self._valid.among([])
         except (BadKey, NixFailed, ServeFailed) as error:
             raise OSError(str(error)) from None
@@ -199,7 +206,10 @@ class NixExecutor:
         return None
 
     async def run_eval(self, job: m.EvalJob, context: JobContext) -> Evaluated | Failed:
-        return await run_graph_file(job, context)
+        if job.source.kind == "graph-file":
+            return await run_graph_file(job, context)
+        assert self._evaluator is not None, "started"
+        return await self._evaluator.run(job, context)
 
 
 class _Slot:
