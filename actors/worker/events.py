@@ -93,6 +93,14 @@ class JobAsked(Struct, frozen=True):
     drv_paths: list[str]
 
 
+class SignalSent(Struct, frozen=True):
+    """A running cluster member has something for one other member, or for all (no `to`)."""
+
+    assignment_id: str
+    to: m.MemberRef | None
+    payload: bytes
+
+
 class JobLogged(Struct, frozen=True):
     assignment_id: str
     data: bytes
@@ -127,8 +135,8 @@ class DrainRequested(Struct, frozen=True):
 
 Event = (
     Tick | Received | Garbled | Lost | Scored | JobUpdated | BuildAdvanced | EvalAdvanced
-    | JobAsked | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged | PeersChanged
-    | DrainRequested
+    | JobAsked | SignalSent | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged
+    | PeersChanged | DrainRequested
 )  # fmt: skip
 
 
@@ -157,6 +165,8 @@ class ScorePage(Struct, frozen=True):
 
 class StartJob(Struct, frozen=True):
     assignment: Assignment
+    roster: list[m.RosterEntry] = []
+    """Of its cluster."""
 
 
 class StopJob(Struct, frozen=True):
@@ -172,6 +182,14 @@ class JobAnswered(Struct, frozen=True):
     known: list[str]
 
 
+class DeliverSignal(Struct, frozen=True):
+    """Another member's signal to a running one."""
+
+    assignment_id: str
+    sender: m.MemberRef | None
+    payload: bytes
+
+
 class Note(Struct, frozen=True):
     """A line for the worker's own log."""
 
@@ -183,4 +201,7 @@ class Exit(Struct, frozen=True):
     code: int
 
 
-Effect = Connect | Disconnect | Send | ScorePage | StartJob | StopJob | JobAnswered | Note | Exit
+Effect = (
+    Connect | Disconnect | Send | ScorePage | StartJob | StopJob | JobAnswered | DeliverSignal
+    | Note | Exit
+)  # fmt: skip

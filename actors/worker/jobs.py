@@ -10,6 +10,7 @@ import trio
 
 from actors.worker import events as e
 from actors.worker.executors.base import Executor, Failed, Outcome, Spans
+from actors.worker.signals import Member, Signal
 from transport import messages as m
 
 log = logging.getLogger("headrace.worker")
@@ -57,12 +58,15 @@ class ReportingContext:
         report: Report,
         peaks: dict[str, int],
         questions: Questions,
+        roster: Sequence[m.RosterEntry] = (),
     ) -> None:
         self._assignment = assignment
         self._report = report
         self._peaks = peaks
         self._questions = questions
         self.spans = Spans()
+        seat = assignment.seat
+        self.member = None if seat is None else Member(seat, roster, self._signal)
 
     @property
     def job_id(self) -> str:
@@ -71,6 +75,9 @@ class ReportingContext:
     @property
     def assignment_id(self) -> str:
         return self._assignment.assignment_id
+
+    async def _signal(self, signal: Signal) -> None:
+        await self._report(e.SignalSent(self.assignment_id, signal.peer, signal.payload))
 
     async def log(self, data: bytes) -> None:
         await self._report(e.JobLogged(self.assignment_id, data))

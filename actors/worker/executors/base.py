@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from actors.worker.signals import Member
 from transport import messages as m
 
 MAX_ERROR_CHARACTERS = 8_000
@@ -57,6 +58,11 @@ class JobContext(Protocol):
 
     @property
     def spans(self) -> Spans: ...
+
+    @property
+    def member(self) -> Member | None:
+        """For a cluster member that runs: how its process reaches the others."""
+        ...
 
     async def log(self, data: bytes) -> None:
         """Output of the builder, of any size."""

@@ -7,12 +7,10 @@ has reported whole is not walked into.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import trio
 from msgspec.structs import replace
@@ -22,7 +20,7 @@ from actors.graph.order import BadGraph
 from actors.nix import aterm, evaluate
 from actors.nix.aterm import BadDerivation
 from actors.nix.evaluate import BadAttribute, Source
-from actors.nix.settings import Nix, plain
+from actors.nix.settings import BadStore, Nix, plain, store_root
 from actors.worker.executors.base import Evaluated, Failed, JobContext
 from actors.worker.executors.graphs import as_derivation, batches
 from actors.worker.executors.group import BuilderGroup, Ended, Limits
@@ -61,7 +59,7 @@ class NixEvaluator:
                 with context.spans.phase("evaluate"):
                     await context.update(m.Evaluating())
                     outcome = await self._evaluate(source, job.attributes, context)
-            except (BadAttribute, BadDerivation, BadGraph, EvalFailed) as error:
+            except (BadAttribute, BadDerivation, BadGraph, BadStore, EvalFailed) as error:
                 outcome = Failed("Permanent", str(error))
             return replace(outcome, spans=context.spans.done())
         return Failed("Timeout", f"the evaluation took more than {job.timeout_secs} s")
@@ -241,16 +239,3 @@ class _Walk:
         if done.returncode:
             said = plain(done.stderr.decode(errors="replace"))
             raise EvalFailed(f"cannot copy sources to {self._nix.cache}: {said}")
-
-
-def store_root(store: str | None) -> str:
-    """Where the files of a store are: what stands before `/nix/store` of a chroot store."""
-    if store is None:
-        return ""
-    base, _, query = store.partition("?")
-    if base.startswith("/"):
-        return base.rstrip("/")
-    root = parse_qs(query).get("root")
-    if base in ("", "local", "auto", "daemon") or base.startswith("unix://"):
-        return root[0].rstrip("/") if root else ""
-    raise BadDerivation(f"derivations in the store {os.fspath(store)} cannot be read as files")
