@@ -16,6 +16,9 @@ from tests.processes.conftest import until
 
 pytestmark = [needs_nix, pytest.mark.processes]
 
+# The default policy spares machines that are busy, which one that runs tests may well be.
+SIMPLE = ("--policy", "simple")
+
 # A library, two programs that are linked against it, and a test that runs both.
 PROJECT = {
     "greet.lib": 'greet() { echo "$1, $2"; }\n',
@@ -94,7 +97,7 @@ def cache(request, tmp_path):
 
 
 def test_two_workers_build_a_project_as_plain_nix_does(farm, plain, tmp_path, cache):
-    farm.server()
+    farm.server(*SIMPLE)
     workers = ["w1", "w2"]
     for name in workers:
         farm.nix_worker(name, "--cache", cache)
@@ -108,7 +111,7 @@ def test_two_workers_build_a_project_as_plain_nix_does(farm, plain, tmp_path, ca
 
 
 def test_what_fails_is_told_apart(farm, plain):
-    farm.server()
+    farm.server(*SIMPLE)
     farm.nix_worker("w1", slots=4)
     zeros = 'outputHash = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";'
     fails = {
@@ -143,7 +146,7 @@ def running(mark: str) -> list[psutil.Process]:
 def test_a_worker_that_is_killed_leaves_no_builder_and_another_builds(farm, plain, tmp_path):
     cache = f"file://{tmp_path}/cache"
     mark = f"3.{time.monotonic_ns() % 10**9:09}"
-    farm.server("--reconnect-grace", "1")
+    farm.server(*SIMPLE, "--reconnect-grace", "1")
     first = farm.nix_worker("w1", "--cache", cache)
     library = build("library", "echo library > $out")
     expression = f"let library = {library}; in " + build(
@@ -162,7 +165,7 @@ def test_a_worker_that_is_killed_leaves_no_builder_and_another_builds(farm, plai
 
 def test_a_cancelled_build_is_stopped_at_once(farm, plain):
     mark = f"300.{time.monotonic_ns() % 10**9:09}"
-    farm.server()
+    farm.server(*SIMPLE)
     farm.nix_worker("w1", slots=1)
     submit(farm, plain, build("long", f"sleep {mark}; echo > $out"))
     until(lambda: running(mark), "long runs")
@@ -173,7 +176,7 @@ def test_a_cancelled_build_is_stopped_at_once(farm, plain):
 
 def test_what_the_cache_lost_is_built_again(farm, plain, tmp_path):
     cache = f"file://{tmp_path}/cache"
-    farm.server()
+    farm.server(*SIMPLE)
     first = farm.nix_worker("w1", "--cache", cache)
     library = build("library", "echo library > $out")
     submit(farm, plain, library, cache)
@@ -204,7 +207,7 @@ def test_a_real_graph_is_built_as_plain_nix_builds_it(farm, plain, tmp_path, sha
     graph.write_bytes(gzip.decompress((shared_data / f"{name}-20.09.json.gz").read_bytes()))
     expression = f"import {shared_data}/replay.nix {{ graph = {graph}; keepFeatures = false; }}"
     roots = plain.run("nix-instantiate", "-E", expression).stdout.split()
-    farm.server()
+    farm.server(*SIMPLE)
     for worker in ("w1", "w2"):
         farm.nix_worker(worker, "--cache", cache)
     give(farm, plain, roots, cache)
