@@ -222,6 +222,23 @@ async def test_missing_inputs_are_named_and_nothing_is_built(chroot, start):
     assert not store.is_valid(top.outputs["out"])
 
 
+async def test_a_builder_that_is_part_of_nix_runs_anywhere(chroot, start, tmp_path):
+    digest = "b7Gn9OFGRtHXmuDuDhRlehKvDNL94U6WpK2rCkmNfUI="
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "five").write_text("12345\n")
+    store = chroot("w1")
+    with WebCache(tmp_path / "files") as web:
+        expression = f"""derivation {{
+            name = "five"; system = "builtin"; builder = "builtin:fetchurl";
+            url = "{web.url}/five"; outputHash = "sha256-{digest}"; outputHashMode = "flat";
+            preferLocalBuild = true;
+        }}"""
+        job = store.job(store.instantiate(expression))
+        done = await start(store).run_build(job, Context())
+    assert isinstance(done, Built), done
+    assert store.read(job.outputs["out"]) == "12345\n"
+
+
 # -- the end of processes --------------------------------------------------------------------------
 
 
@@ -333,6 +350,29 @@ async def test_workers_share_through_a_cache_what_they_built(chroot, start, cach
     again = await start(third, cache=uri).run_build(evaluated.job(drv_paths[-1]), Context())
     assert again.substituted
     assert third.read(top) == "left\nlib\nright\nlib\n"
+
+
+async def test_what_two_builds_need_is_fetched_at_once_and_by_one_of_them(chroot, start, tmp_path):
+    evaluated = chroot("eval")
+    with WebCache(tmp_path / "cache") as web:
+        uri = f"{web.url}?compression=none"
+        drvs = inputs_first(evaluated, evaluated.instantiate(DIAMOND))
+        jobs = [evaluated.job(drv) for drv in drvs]
+        first = start(chroot("w1"), cache=uri)
+        for job in jobs[:-1]:
+            assert isinstance(await first.run_build(job, Context()), Built)
+        second, contexts = start(chroot("w2"), cache=uri), [Context(), Context()]
+        twin = evaluated.instantiate(DIAMOND.replace('name = "main"', 'name = "twin"'))
+        web.requests.clear()
+        async with trio.open_nursery() as nursery:
+            for drv, context in zip((drvs[-1], twin), contexts, strict=True):
+                nursery.start_soon(second.run_build, evaluated.job(drv), context)
+    fetched = [path for method, path in web.requests if method == "GET" and "/nar/" in path]
+    assert len(fetched) == len(set(fetched)) == 2
+    for context in contexts:
+        prefetch = [fields for phase, fields in context.progress if phase == "prefetch"]
+        assert prefetch[0] == {"paths_done": 0, "paths_total": 2}
+        assert prefetch[-1] == {"paths_done": 2, "paths_total": 2}
 
 
 async def test_a_path_that_the_cache_lost_is_named(chroot, start, cache):
