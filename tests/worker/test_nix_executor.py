@@ -27,7 +27,7 @@ let
   main = {build("main", "cat $left $right > $out", "inherit left right;")};
 in main
 """
-NIX32 = "0jjw9mi2npfklak9w9ab2m9mdbmrakn2d3c4pl6d3i70igkzfcbg"
+NIX32 = "159shdmpfd9wyjlb2vwn2dq9f2a4jn4lfy8ak5j7bk92kayf6fpk"
 ZERO_HASH = 'outputHash = "sha256-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";'
 
 
@@ -152,24 +152,23 @@ async def test_what_fails_says_why(chroot, start, expression, limits, kind, comp
 @pytest.mark.parametrize(
     "attributes",
     [
-        'outputHash = "sha256-b7Gn9OFGRtHXmuDuDhRlehKvDNL94U6WpK2rCkmNfUI=";',
+        'outputHash = "sha256-8zrjvJoizXVkmQp5R4mVRAmXcBOWb7Go9Dw1d2uDOpU=";',
         f'outputHash = "{NIX32}"; outputHashAlgo = "sha256"; outputHashMode = "flat";',
-        'outputHash = "1dcca23355272056f04fe8bf20edfce0"; outputHashAlgo = "md5";',
+        'outputHash = "d577273ff885c3f84dadb8578bb41399"; outputHashAlgo = "md5";',
         'outputHashMode = "recursive"; outputHashAlgo = "sha256"; outputHash = "";',
     ],
     ids=["sri", "nix32", "hex", "empty"],
 )
 async def test_a_fixed_output_is_checked_as_nix_checks_it(chroot, start, attributes):
-    """Whatever the notation: with the right hash it is built, with the wrong one it is refused
-    with the words of Nix."""
-    store = chroot("w1")
+    """Built with its hash in any notation; without one refused with the words of Nix."""
+    store, plain = chroot("w1"), chroot("plain")
     job = store.job(store.instantiate(build("fixed", "echo 12345 > $out", attributes)))
-    plain = chroot("plain")
     plain.instantiate(build("fixed", "echo 12345 > $out", attributes))
     by_nix = plain.run("nix-store", "--realise", job.drv_path, check=False)
     ours = await start(store).run_build(job, Context())
-    if by_nix.returncode == 0:
-        assert isinstance(ours, Built)
+    if 'outputHash = "";' not in attributes:
+        assert by_nix.returncode == 0
+        assert isinstance(ours, Built), ours
         assert store.read(job.outputs["out"]) == "12345\n"
     else:
         assert "hash mismatch" in by_nix.stderr
@@ -180,7 +179,6 @@ async def test_a_fixed_output_is_checked_as_nix_checks_it(chroot, start, attribu
 
 async def test_structured_attributes_reach_the_builder(chroot, start):
     store = chroot("w1")
-    script = '. ./.attrs.sh; echo "${list[1]}" > ${outputs[out]}'
     # busybox has no arrays, so the builder only looks at the JSON.
     script = 'cat .attrs.json; echo > $(sed -n \'s/.*"out":"\\([^"]*\\)".*/\\1/p\' .attrs.json)'
     expression = build("attrs", script, "__structuredAttrs = true; list = [ 1 2 ];")
@@ -223,7 +221,7 @@ async def test_missing_inputs_are_named_and_nothing_is_built(chroot, start):
 
 
 async def test_a_builder_that_is_part_of_nix_runs_anywhere(chroot, start, tmp_path):
-    digest = "b7Gn9OFGRtHXmuDuDhRlehKvDNL94U6WpK2rCkmNfUI="
+    digest = "8zrjvJoizXVkmQp5R4mVRAmXcBOWb7Go9Dw1d2uDOpU="
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "five").write_text("12345\n")
     store = chroot("w1")
