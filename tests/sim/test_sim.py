@@ -213,19 +213,32 @@ MUTANTS = [
     _recorded_before_it_is_durable, _slots_not_counted, _declined_job_lost,
     _retry_never_released, _features_not_checked, _orphans_never_released,
     _claim_of_a_failed_commit_lost, _batches_out_of_order, _completed_inputs_not_waited_for,
+]  # fmt: skip
+CLUSTER_MUTANTS = [
     _started_when_the_first_accepted, _seats_never_timed_out, _members_assigned_singly,
     _a_retry_forgets_who_reported,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def _each(mutants):
+    return pytest.mark.parametrize("mutant", mutants, ids=lambda m: m.__name__.strip("_"))
+
+
+@_each(MUTANTS)
 def test_a_deliberate_fault_is_noticed(mutant, monkeypatch):
     mutant(monkeypatch.setattr)
     with pytest.raises(Violation):
-        _simulate_all(MUTANT_SEEDS // len(PRESETS))
+        _simulate_all([name for name, faults in PRESETS.items() if not faults.clusters])
 
 
-def _simulate_all(seeds):
-    for seed in range(seeds):
-        for preset in PRESETS:
+@_each(CLUSTER_MUTANTS)
+def test_a_deliberate_fault_of_clusters_is_noticed(mutant, monkeypatch):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(Violation):
+        _simulate_all(["clusters"])
+
+
+def _simulate_all(presets):
+    for seed in range(MUTANT_SEEDS // len(presets)):
+        for preset in presets:
             simulate(preset, seed)
