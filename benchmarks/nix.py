@@ -101,7 +101,9 @@ class Shape:
     @property
     def expression(self) -> str:
         text = EXPRESSION.replace("CHAINS", str(CHAINS))
-        return f"({text.replace('SLEEP', shutil.which('sleep') or 'sleep')}).{self.kind} {self.count}"
+        return (
+            f"({text.replace('SLEEP', shutil.which('sleep') or 'sleep')}).{self.kind} {self.count}"
+        )
 
 
 # -- machines --------------------------------------------------------------------------------------
@@ -201,9 +203,7 @@ def sshd(folder: Path) -> Iterator[tuple[int, Path]]:
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     host_key, key = folder / "host_key", folder / "key"
     for file in (host_key, key):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True
-        )
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -382,7 +382,9 @@ def main() -> int:
     rows, kinds = args.only.split(","), args.shapes.split(",")
     if unknown := sorted(set(rows) - set(ROWS)):
         parser.error(f"unknown row {unknown[0]!r}; known are {', '.join(ROWS)}")
-    at_most = {row: int(count) for row, _, count in (given.partition("=") for given in args.at_most)}
+    at_most = {
+        row: int(count) for row, _, count in (given.partition("=") for given in args.at_most)
+    }
     shapes = [
         Shape(kind, count)
         for count in map(int, args.counts.split(","))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import psutil
 import trio
@@ -174,6 +175,7 @@ class BlockingServe:
         self._argv = list(argv)
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
 
     def ask(self, request: bytes, reply: Callable[[], Reply[T]]) -> T:
         """Raises `ServeFailed`."""
@@ -192,16 +194,19 @@ class BlockingServe:
             process.stdin.flush()
             return wire.read(reply, self._read_exactly)
         except (OSError, BadFrame) as error:
+            said = self._complaint()
             self.close()
-            raise ServeFailed(f"{self._argv[0]}: {error}") from None
+            raise ServeFailed(f"{self._argv[0]}: {said or error}") from None
         except BaseException:
             self.close()  # half a reply is left in the pipe
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # A pipe that nobody reads could fill up.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(  # noqa: S603 - Nix
             self._argv, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
+            stderr=self._said, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None
         self._process.stdin.write(hello())
@@ -217,8 +222,19 @@ class BlockingServe:
             raise BadFrame("it ended")
         return data
 
+    def _complaint(self) -> str:
+        """The end of what it wrote to standard error."""
+        if self._said is None:
+            return ""
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - _TAIL_BYTES))
+        return plain(self._said.read().decode(errors="replace"))
+
     def close(self) -> None:
         process, self._process = self._process, None
+        said, self._said = self._said, None
+        if said is not None:
+            said.close()
         if process is None:
             return
         for pipe in (process.stdin, process.stdout):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import trio
@@ -237,6 +238,22 @@ async def test_a_builder_that_is_part_of_nix_runs_anywhere(chroot, start, tmp_pa
     assert store.read(job.outputs["out"]) == "12345\n"
 
 
+async def test_inputs_taken_as_built_are_found_in_the_text(chroot, start, tmp_path):
+    uri, evaluated = f"file://{tmp_path}/cache", chroot("eval")
+    drvs = inputs_first(evaluated, evaluated.instantiate(DIAMOND))
+    top = drvs[-1]
+    first = start(chroot("w1"), cache=uri)
+    for drv_path in drvs[:-1]:
+        assert isinstance(await first.run_build(evaluated.job(drv_path), Context()), Built)
+    job = msgspec.structs.replace(evaluated.job(top), required_paths=[])
+    for name in ("w1", "w2"):
+        done = await start(chroot(name), cache=uri).run_build(job, Context())
+        assert isinstance(done, Built), done
+    # Without them the builder is tried, and says what it lacks.
+    failed = await start(chroot("w3")).run_build(job, Context())
+    assert failed.kind == "Permanent"
+
+
 # -- the end of processes --------------------------------------------------------------------------
 
 
@@ -348,6 +365,25 @@ async def test_workers_share_through_a_cache_what_they_built(chroot, start, cach
     again = await start(third, cache=uri).run_build(evaluated.job(drv_paths[-1]), Context())
     assert again.substituted
     assert third.read(top) == "left\nlib\nright\nlib\n"
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+async def test_a_cache_can_be_another_machines_store(chroot, start, tmp_path, is_signed):
+    # With the host name localhost Nix runs the other side itself, without ssh.
+    uri = f"ssh-ng://localhost?remote-store={tmp_path}/cache"
+    key = None
+    if is_signed:
+        key = tmp_path / "secret"
+        chroot("w1").run(
+            "nix-store", "--generate-binary-cache-key", "farm", str(key), str(tmp_path / "public")
+        )
+    evaluated = chroot("eval")
+    job = evaluated.job(evaluated.instantiate(build("shared", "echo > $out")))
+    first = start(chroot("w1"), cache=uri, key_file=key)
+    assert isinstance(await first.run_build(job, Context()), Built)
+    again = await start(chroot("w2"), cache=uri, key_file=key).run_build(job, Context())
+    assert isinstance(again, Built), again
+    assert again.substituted
 
 
 async def test_what_two_builds_need_is_fetched_at_once_and_by_one_of_them(chroot, start, tmp_path):

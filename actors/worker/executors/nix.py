@@ -34,7 +34,7 @@ from actors.worker.executors.nix_eval import NixEvaluator
 from actors.worker.executors.nix_fetch import Fetcher
 from actors.worker.executors.nix_repair import holds_all, put_back
 from actors.worker.executors.nix_scoring import ValidPaths
-from actors.worker.executors.nix_spec import basic_derivation
+from actors.worker.executors.nix_spec import assumed_inputs, basic_derivation
 from actors.worker.executors.spec import BadSpec
 from actors.worker.metrics import oom_kills
 from transport import messages as m
@@ -47,10 +47,22 @@ _OVERTIME_SECS = 30
 """After a build's time limit, until Nix itself is taken to hang."""
 
 _NOT_VALID = ("is not valid", "does not exist in the store", "dependency")
-_UNFIT = ("is required to build",)
+_UNFIT = ("is required to build", "experimental Nix feature")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+def why_unusable(store: str | None) -> str | None:
+    """Why Nix cannot use a store, on one line; none if it can. Blocks for some 60 ms."""
+    valid = ValidPaths(serve.command(store), Nix(store).environment())
+    try:
+        valid.among([])
+    except ServeFailed as error:
+        return str(error)
+    finally:
+        valid.close()
+    return None
 
 
 class NixExecutor:
@@ -139,6 +151,12 @@ class NixExecutor:
             failure = await self._prefetch(slot, builder, needed, context)
             if failure is not None:
                 return failure
+            if drv is not None and (assumed := assumed_inputs(job)):
+                # Taken as built by whoever submitted the job: to be had, or not needed.
+                await self._prefetch(slot, builder, assumed, context)
+                lacking = set(await _missing(builder, assumed))
+                here = [path for path in assumed if path not in lacking]
+                drv = replace(drv, input_paths=[*drv.input_paths, *here])
             with context.spans.phase("build"):
                 limits = Settings(job.max_silent_secs, job.timeout_secs)
                 if drv is not None:
@@ -219,19 +237,24 @@ class NixExecutor:
                 if is_doubtful and await self._in_thread(holds_all, cache, paths):
                     return None
                 await context.advance_build("upload", bytes_done=0, bytes_total=size)
-                done = await trio.run_process(
-                    self._nix.copy_to_cache(paths), env=self._env, check=False,
-                    capture_stderr=True, capture_stdout=True,
-                )  # fmt: skip
-                if done.returncode:
-                    said = plain(done.stderr.decode(errors="replace"))
-                    raise CacheFailed(said or f"exit code {done.returncode}")  # noqa: TRY301
+                if sign := self._nix.sign(paths):
+                    await self._run(sign)
+                await self._run(self._nix.copy_to_cache(paths))
                 if is_doubtful:
                     await self._in_thread(put_back, self._nix, self._env, [*infos.values()])
             except CacheFailed as error:
                 return Failed("Transient", f"cannot copy the outputs to {cache}: {error}")
             await context.advance_build("upload", bytes_done=size, bytes_total=size)
         return None
+
+    async def _run(self, command: Sequence[str]) -> None:
+        """A Nix program to its end. Raises `CacheFailed`."""
+        done = await trio.run_process(
+            command, env=self._env, check=False, capture_stderr=True, capture_stdout=True
+        )
+        if done.returncode:
+            said = plain(done.stderr.decode(errors="replace"))
+            raise CacheFailed(said or f"{command[1]}: exit code {done.returncode}")
 
     async def _in_thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *args, limiter=self._threads)
