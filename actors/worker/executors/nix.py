@@ -35,6 +35,7 @@ from actors.worker.executors.nix_fetch import Fetcher
 from actors.worker.executors.nix_repair import holds_all, put_back
 from actors.worker.executors.nix_scoring import ValidPaths
 from actors.worker.executors.nix_spec import assumed_inputs, basic_derivation
+from actors.worker.executors.nix_upload import Uploader
 from actors.worker.executors.spec import BadSpec
 from actors.worker.metrics import oom_kills
 from transport import messages as m
@@ -117,7 +118,7 @@ class NixExecutor:
     # -- builds ------------------------------------------------------------------------------------
 
     async def run_build(self, job: m.BuildJob, context: JobContext) -> Built | Failed:
-        slot = self._idle.pop() if self._idle else _Slot(self._argv, self._env)
+        slot = self._idle.pop() if self._idle else _Slot(self._nix, self._argv, self._env)
         is_whole = False
         try:
             outcome = await self._build(slot, job, context)
@@ -181,7 +182,7 @@ class NixExecutor:
             return Failed("Permanent", f"the builder failed to produce output path {unmade[0]}")
         self._valid.add(outputs)
         is_doubtful = is_here or trouble is not None
-        if failure := await self._upload(infos, context, is_doubtful=is_doubtful):
+        if failure := await self._upload(slot, builder, infos, context, is_doubtful=is_doubtful):
             return failure
         if metrics is not None:
             size = sum(infos[path].nar_size for path in outputs)
@@ -222,7 +223,13 @@ class NixExecutor:
         return Failed("InputsUnavailable", f"{_named(gone)}{why}", missing_paths=gone)
 
     async def _upload(
-        self, infos: dict[str, PathInfo], context: JobContext, *, is_doubtful: bool
+        self,
+        slot: _Slot,
+        builder: ServeProcess,
+        infos: dict[str, PathInfo],
+        context: JobContext,
+        *,
+        is_doubtful: bool,
     ) -> Failed | None:
         """Copies the outputs to the cache, where other workers find them.
 
@@ -239,7 +246,8 @@ class NixExecutor:
                 await context.advance_build("upload", bytes_done=0, bytes_total=size)
                 if sign := self._nix.sign(paths):
                     await self._run(sign)
-                await self._run(self._nix.copy_to_cache(paths))
+                if sign or not await slot.uploader.upload(builder, [*infos.values()]):
+                    await self._run(self._nix.copy_to_cache(paths))
                 if is_doubtful:
                     await self._in_thread(put_back, self._nix, self._env, [*infos.values()])
             except CacheFailed as error:
@@ -269,10 +277,11 @@ class NixExecutor:
 class _Slot:
     """The processes of one build at a time."""
 
-    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+    def __init__(self, nix: Nix, argv: list[str], env: dict[str, str]) -> None:
         self._argv, self._env = argv, env
         self._builder: ServeProcess | None = None
         self.fetcher = Fetcher(argv, env)
+        self.uploader = Uploader(nix, env)
         self.builds = 0
 
     @property
@@ -296,6 +305,7 @@ class _Slot:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.fetcher.close)
+                nursery.start_soon(self.uploader.close)
                 if self._builder is not None:
                     nursery.start_soon(self._builder.close)
 
