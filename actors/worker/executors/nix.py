@@ -34,7 +34,8 @@ from actors.worker.executors.nix_eval import NixEvaluator
 from actors.worker.executors.nix_fetch import Fetcher
 from actors.worker.executors.nix_repair import holds_all, put_back
 from actors.worker.executors.nix_scoring import ValidPaths
-from actors.worker.executors.nix_spec import basic_derivation
+from actors.worker.executors.nix_spec import assumed_inputs, basic_derivation
+from actors.worker.executors.nix_upload import Uploader
 from actors.worker.executors.spec import BadSpec
 from actors.worker.metrics import oom_kills
 from transport import messages as m
@@ -47,10 +48,22 @@ _OVERTIME_SECS = 30
 """After a build's time limit, until Nix itself is taken to hang."""
 
 _NOT_VALID = ("is not valid", "does not exist in the store", "dependency")
-_UNFIT = ("is required to build",)
+_UNFIT = ("is required to build", "experimental Nix feature")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+def why_unusable(store: str | None) -> str | None:
+    """Why Nix cannot use a store, on one line; none if it can. Blocks for some 60 ms."""
+    valid = ValidPaths(serve.command(store), Nix(store).environment())
+    try:
+        valid.among([])
+    except ServeFailed as error:
+        return str(error)
+    finally:
+        valid.close()
+    return None
 
 
 class NixExecutor:
@@ -105,7 +118,7 @@ class NixExecutor:
     # -- builds ------------------------------------------------------------------------------------
 
     async def run_build(self, job: m.BuildJob, context: JobContext) -> Built | Failed:
-        slot = self._idle.pop() if self._idle else _Slot(self._argv, self._env)
+        slot = self._idle.pop() if self._idle else _Slot(self._nix, self._argv, self._env)
         is_whole = False
         try:
             outcome = await self._build(slot, job, context)
@@ -139,6 +152,12 @@ class NixExecutor:
             failure = await self._prefetch(slot, builder, needed, context)
             if failure is not None:
                 return failure
+            if drv is not None and (assumed := assumed_inputs(job)):
+                # Taken as built by whoever submitted the job: to be had, or not needed.
+                await self._prefetch(slot, builder, assumed, context)
+                lacking = set(await _missing(builder, assumed))
+                here = [path for path in assumed if path not in lacking]
+                drv = replace(drv, input_paths=[*drv.input_paths, *here])
             with context.spans.phase("build"):
                 limits = Settings(job.max_silent_secs, job.timeout_secs)
                 if drv is not None:
@@ -163,7 +182,7 @@ class NixExecutor:
             return Failed("Permanent", f"the builder failed to produce output path {unmade[0]}")
         self._valid.add(outputs)
         is_doubtful = is_here or trouble is not None
-        if failure := await self._upload(infos, context, is_doubtful=is_doubtful):
+        if failure := await self._upload(slot, builder, infos, context, is_doubtful=is_doubtful):
             return failure
         if metrics is not None:
             size = sum(infos[path].nar_size for path in outputs)
@@ -204,7 +223,13 @@ class NixExecutor:
         return Failed("InputsUnavailable", f"{_named(gone)}{why}", missing_paths=gone)
 
     async def _upload(
-        self, infos: dict[str, PathInfo], context: JobContext, *, is_doubtful: bool
+        self,
+        slot: _Slot,
+        builder: ServeProcess,
+        infos: dict[str, PathInfo],
+        context: JobContext,
+        *,
+        is_doubtful: bool,
     ) -> Failed | None:
         """Copies the outputs to the cache, where other workers find them.
 
@@ -219,19 +244,25 @@ class NixExecutor:
                 if is_doubtful and await self._in_thread(holds_all, cache, paths):
                     return None
                 await context.advance_build("upload", bytes_done=0, bytes_total=size)
-                done = await trio.run_process(
-                    self._nix.copy_to_cache(paths), env=self._env, check=False,
-                    capture_stderr=True, capture_stdout=True,
-                )  # fmt: skip
-                if done.returncode:
-                    said = plain(done.stderr.decode(errors="replace"))
-                    raise CacheFailed(said or f"exit code {done.returncode}")  # noqa: TRY301
+                if sign := self._nix.sign(paths):
+                    await self._run(sign)
+                if sign or not await slot.uploader.upload(builder, [*infos.values()]):
+                    await self._run(self._nix.copy_to_cache(paths))
                 if is_doubtful:
                     await self._in_thread(put_back, self._nix, self._env, [*infos.values()])
             except CacheFailed as error:
                 return Failed("Transient", f"cannot copy the outputs to {cache}: {error}")
             await context.advance_build("upload", bytes_done=size, bytes_total=size)
         return None
+
+    async def _run(self, command: Sequence[str]) -> None:
+        """A Nix program to its end. Raises `CacheFailed`."""
+        done = await trio.run_process(
+            command, env=self._env, check=False, capture_stderr=True, capture_stdout=True
+        )
+        if done.returncode:
+            said = plain(done.stderr.decode(errors="replace"))
+            raise CacheFailed(said or f"{command[1]}: exit code {done.returncode}")
 
     async def _in_thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *args, limiter=self._threads)
@@ -246,10 +277,11 @@ class NixExecutor:
 class _Slot:
     """The processes of one build at a time."""
 
-    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+    def __init__(self, nix: Nix, argv: list[str], env: dict[str, str]) -> None:
         self._argv, self._env = argv, env
         self._builder: ServeProcess | None = None
         self.fetcher = Fetcher(argv, env)
+        self.uploader = Uploader(nix, env)
         self.builds = 0
 
     @property
@@ -273,6 +305,7 @@ class _Slot:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.fetcher.close)
+                nursery.start_soon(self.uploader.close)
                 if self._builder is not None:
                     nursery.start_soon(self._builder.close)
 
