@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import grp
 import json
 import os
 import shutil
@@ -58,8 +59,8 @@ CONFIG = """
 experimental-features = nix-command
 substituters =
 sandbox = false
-build-users-group =
 """
+NO_USERS = "build-users-group =\n"
 
 EXPRESSION = """
 let
@@ -101,7 +102,9 @@ class Shape:
     @property
     def expression(self) -> str:
         text = EXPRESSION.replace("CHAINS", str(CHAINS))
-        return f"({text.replace('SLEEP', shutil.which('sleep') or 'sleep')}).{self.kind} {self.count}"
+        return (
+            f"({text.replace('SLEEP', shutil.which('sleep') or 'sleep')}).{self.kind} {self.count}"
+        )
 
 
 # -- machines --------------------------------------------------------------------------------------
@@ -115,13 +118,22 @@ class Machine:
         (self.folder / "nix").mkdir(parents=True)
         home = self.folder / "home"
         home.mkdir()
-        environment = {"NIX_CONFIG": CONFIG, "HOME": str(home), "NIX_REMOTE": "local"}
+        config, pool = CONFIG, ""
+        if has_build_users():
+            # Machines in namespaces must share the locks of the users: Nix ends all processes of a
+            # user before and after a build of its own.
+            USER_POOL.mkdir(parents=True, exist_ok=True)
+            (self.folder / "nix/var/nix/userpool").mkdir(parents=True)
+            pool = f" && mount --bind {USER_POOL} {self.folder}/nix/var/nix/userpool"
+        else:
+            config += NO_USERS
+        environment = {"NIX_CONFIG": config, "HOME": str(home), "NIX_REMOTE": "local"}
         exports = "".join(f"export {name}='{value}'\n" for name, value in environment.items())
         # A script, for sshd runs it, too.
         self.enter = self.folder / "enter"
         self.enter.write_text(
             f"#!/bin/sh\n{exports}exec {' '.join(_UNSHARE)} -- /bin/sh -c '\n"
-            f'mount --bind {self.folder}/nix /nix && exec "$0" "$@"\' "$@"\n'
+            f'true{pool} && mount --rbind {self.folder}/nix /nix && exec "$0" "$@"\' "$@"\n'
         )
         self.enter.chmod(0o755)
         self.run("nix-store", "--init")
@@ -154,6 +166,15 @@ class Machine:
         return set(paths) - set(invalid)
 
 
+def has_build_users() -> bool:
+    """Whether Nix builds as users of their own here, which is its default for root."""
+    try:
+        return os.getuid() == 0 and bool(grp.getgrnam("nixbld").gr_mem)
+    except KeyError:
+        return False
+
+
+USER_POOL = Path("/nix/var/nix/userpool")
 _UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 if os.getuid():
     _UNSHARE.append("--map-root-user")
@@ -201,9 +222,7 @@ def sshd(folder: Path) -> Iterator[tuple[int, Path]]:
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     host_key, key = folder / "host_key", folder / "key"
     for file in (host_key, key):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True
-        )
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -382,7 +401,9 @@ def main() -> int:
     rows, kinds = args.only.split(","), args.shapes.split(",")
     if unknown := sorted(set(rows) - set(ROWS)):
         parser.error(f"unknown row {unknown[0]!r}; known are {', '.join(ROWS)}")
-    at_most = {row: int(count) for row, _, count in (given.partition("=") for given in args.at_most)}
+    at_most = {
+        row: int(count) for row, _, count in (given.partition("=") for given in args.at_most)
+    }
     shapes = [
         Shape(kind, count)
         for count in map(int, args.counts.split(","))
