@@ -15,8 +15,8 @@ checked afterwards. Two builds run at a time in every row:
 - shared: `headrace submit --wait`; a server and two workers of one slot that have one store.
 - cache: the same with a store for each worker and a binary cache (`file://`) between them, to which
   every output is copied.
-- hook: `nix-store --realise -j0` on a machine with `headrace-hook` as its build hook and the farm of
-  the row above; the outputs come back to the machine.
+- hook: `nix-store --realise -j0` on a machine with `headrace-hook` as its build hook and a farm as
+  in the row above; the outputs come back to the machine.
 
 Shapes: wide (N derivations without dependencies), chains (10 of N/10, each derivation reads the one
 before) and sleep (20 builds of one second). `--at-most ssh=200` leaves larger shapes out for a row.
@@ -78,7 +78,8 @@ let
     (range (length - 1));
 in {
   wide = count: map (n: trivial "wide-${toString n}" "") (range count);
-  chains = count: builtins.concatMap (n: chain (count / CHAINS) "chain-${toString n}") (range CHAINS);
+  chains = count:
+    builtins.concatMap (n: chain (count / CHAINS) "chain-${toString n}") (range CHAINS);
   sleep = count: map (n: drv "sleep-${toString n}" "SLEEP 1; echo hi > $out" "") (range count);
 }
 """

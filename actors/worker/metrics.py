@@ -11,7 +11,6 @@ import psutil
 
 from transport import messages as m
 
-
 MIN_INTERVAL_SECS = 1.0
 """What a shorter time was busy with says nothing of the machine, and least of all at a start."""
 
