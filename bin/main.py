@@ -33,6 +33,7 @@ COMMANDS = {
     "logs": ("logs", "Print the log of a job."),
     "explain": ("explain", "Tell why a job waits, or why it went where it went."),
     "rules": ("rules", "List policies and rules."),
+    "cluster": ("cluster", "List, show and cancel clusters of jobs."),
     "cancel": ("operate", "Cancel jobs or submissions."),
     "prioritize": ("operate", "Put jobs in front of all others."),
     "drain": ("operate", "Give a worker no more jobs."),

@@ -11,11 +11,12 @@ from typing import Self
 from msgspec.structs import replace
 
 from .admission import Admitting, discard
+from .clusters import open_attempts
 from .connection import Connection, Log, open_writer
 from .prune import HISTORY_SECS, forget, forget_metrics
 from .queries import Reads
 from .rebuild import rebuild
-from .records import Admission, Admitted, ClaimRecord, Rebuild, Snapshot, Write
+from .records import Admission, Admitted, Adopted, ClaimRecord, Rebuild, Snapshot, Write
 from .snapshot import has_orphans, read_snapshot, requeue_orphans
 from .writes import Stamp, perform
 
@@ -26,8 +27,10 @@ _BUILDS_PER_PACKAGE = 20
 _MAX_EVALUATIONS, _MAX_WAITS, _MAX_WORKERS = 20_000, 50_000, 1_000
 _ADOPT = """
 UPDATE dispatched_job SET server = ?1 WHERE server = ?2 AND closed_at IS NULL
-RETURNING id, job, worker, session, server, claimed_at - ?3
+RETURNING id, job, worker, session, server, claimed_at - ?3, cluster_attempt
 """
+_ADOPT_ATTEMPTS = """
+UPDATE cluster_attempt SET server = ? WHERE server = ? AND finished_at IS NULL"""
 # The loop's commits wait meanwhile, and it can be tried again a second later.
 _RELIEVE_TIMEOUT_S = 0.1
 
@@ -184,18 +187,20 @@ class SqliteLedger(Reads):
             prefetches=tuple(self.prefetches()),
         )
 
-    def adopt(self, dead: Collection[str], wall_offset: float) -> list[ClaimRecord]:
-        """Takes over the open claims of dead servers; whoever asks first gets them.
+    def adopt(self, dead: Collection[str], wall_offset: float) -> Adopted:
+        """Takes over the open claims and attempts of dead servers; whoever asks first gets them.
 
         What such a server had staged and not finished is deleted.
         """
         self.recover(dead)
-        adopted: list[ClaimRecord] = []
+        claims: list[ClaimRecord] = []
         with self._writer.transaction() as db:
+            attempts = [a for a in open_attempts(db, wall_offset) if a.server in dead]
             for server in dead:
                 rows = db.execute(_ADOPT, (self.server, server, wall_offset)).fetchall()
-                adopted += [ClaimRecord(*row) for row in rows]
-        return adopted
+                claims += [ClaimRecord(*row) for row in rows]
+                db.execute(_ADOPT_ATTEMPTS, (self.server, server))
+        return Adopted(tuple(claims), tuple(attempts))
 
     def forget(self, jobs: Collection[int], before: float) -> list[str]:
         """Deletes those of the jobs (keys of `old_jobs`) that ended before a wall-clock time and

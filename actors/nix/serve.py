@@ -339,12 +339,8 @@ class ServeProcess:
                 await self._process.wait()
             if self._process.returncode is None:
                 self._signal(signal.SIGKILL)
-            for process in self._family:
-                try:
-                    process.kill()
-                except psutil.Error:  # it is gone
-                    continue
             await self._process.wait()
+            await trio.to_thread.run_sync(_end, self._family)
             await self._from.aclose()
             await self._log.aclose()
 
@@ -389,6 +385,22 @@ class _Pump:
         """Ends it once all that is in the pipe by now was passed on."""
         self._is_last = True
         self._waiting.cancel()
+
+
+def _end(family: Sequence[psutil.Process]) -> None:
+    """Kills what is left of a builder and waits until it is gone."""
+    left = list(family)
+    for process in family:
+        try:
+            left += process.children(recursive=True)
+        except psutil.Error:  # it is gone
+            continue
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(left, timeout=_TERM_GRACE_SECS)
 
 
 def _rss(process: psutil.Process) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
 from actors.ledger.errors import LedgerFailed
 from actors.ledger.port import CommitFailed
+from actors.ledger.records import Snapshot
 from actors.server.claims import Claim
+from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
@@ -29,11 +30,11 @@ log = logging.getLogger("headrace.dispatch")
 MAX_EVENTS_A_TURN = 256
 FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
-CORES = ("gateway", "registry", "feeder", "assigner")
+CORES = ("gateway", "registry", "feeder", "assigner", "coordinator")
 
 
 class Dispatch:
-    """Runs gateway, registry, feeder and assigner in one task group."""
+    """Runs gateway, registry, feeder, assigner and coordinator in one task group."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -80,6 +81,8 @@ class Dispatch:
             first_batch=world.batches + 1, others_alive=world.others_alive(),
         )  # fmt: skip
         self._turn((), (StopRequested(),) if world.is_stopping else ())
+        while len(world.port.deferred):  # what a dead server left open is closed by now
+            await trio.sleep(BEHIND_POLL_SECS)
         self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_socket)
@@ -231,9 +234,12 @@ class Dispatch:
         self._world.outbox.send(peer, [encode(reply)], now)
 
 
-def _load(world: World) -> Any:
+def _load(world: World) -> Snapshot:
     with world.port.lock:
-        return world.port.ledger.load(world.port.wall_offset())
+        snapshot = world.port.ledger.load(world.port.wall_offset())
+    if snapshot.clusters:
+        load_solver()  # here, where no request waits for it
+    return snapshot
 
 
 def blame(error: BaseException) -> str:

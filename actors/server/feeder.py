@@ -34,7 +34,7 @@ from actors.ledger.records import (
     Snapshot,
     Status,
 )
-from actors.server.effects import Abort, Ask, Effect, Enter, Leave, Record
+from actors.server.effects import Abort, Ask, ClusterUnwanted, Effect, Enter, Leave, Record
 from actors.server.jobs import Node, node_of, pool_entry
 from transport import messages as m
 
@@ -79,6 +79,8 @@ class Feeder:
         self.counts = Counter(snapshot.counts)
         self.sizes = dict(snapshot.sizes)
         claimed = {claim.job_id for claim in snapshot.claims}
+        # Members that reported and wait for the verdict of their attempt.
+        claimed |= {r.job_id for attempt in snapshot.attempts for r in attempt.reported}
         nodes = [node_of(r, snapshot.requesters.get(r.job_id, ())) for r in snapshot.jobs]
         for node in nodes:
             self._add(node)
@@ -223,7 +225,10 @@ class Feeder:
 
     def completed(self, job_id: str, now: float) -> list[Effect]:
         """The worker reported success."""
-        node = self.nodes[job_id]
+        self._complete(self.nodes[job_id], now)
+        return self._flush()
+
+    def _complete(self, node: Node, now: float) -> None:
         node.attempts += 1
         if node.kind == "eval":
             node.evaluated = True
@@ -232,7 +237,6 @@ class Feeder:
             self._settle_evaluation(node, now)
         else:
             self._end(node, "Completed", None, now)
-        return self._flush()
 
     def outputs_reported(self, outputs: Mapping[str, m.Output]) -> list[Effect]:
         """Sizes of a build's outputs, for the candidates that need them."""
@@ -327,6 +331,29 @@ class Feeder:
         self._end(node, "Aborted", node.abort_reason or "aborted", now)
         return self._flush()
 
+    def can_start(self, job_id: str) -> bool:
+        """Whether a job has not ended and nothing that it needs is missing."""
+        node = self.nodes.get(job_id)
+        return node is not None and not node.waits_for
+
+    def settled(
+        self, verdicts: Sequence[tuple[str, Status, str | None]], now: float
+    ) -> list[Effect]:
+        """The verdict of a cluster ends these members as it says: (job, status, reason). A
+        completed evaluation goes on to wait for its builds."""
+        spare = frozenset(job_id for job_id, _, _ in verdicts)
+        for job_id, status, error in verdicts:
+            node = self.nodes.get(job_id)
+            if node is None:
+                continue
+            node.cluster = None
+            if status == "Completed":
+                self._complete(node, now)
+            else:
+                node.attempts += status != "Aborted"
+                self._end(node, status, error, now, spare=spare)
+        return self._flush()
+
     def due(self, now: float) -> list[Effect]:
         """Releases retries whose time has come."""
         while self._retries and self._retries[0][0] <= now:
@@ -393,15 +420,22 @@ class Feeder:
     def cancel(
         self, job_ids: Iterable[str], now: float
     ) -> tuple[list[str], list[str], list[Effect]]:
-        """Ends jobs that do not run and asks for the end of those that do.
+        """Ends jobs that do not run and asks for the end of those that do. A member takes its
+        cluster along.
 
         Returns (aborted, requested, effects). The cancelled end `Aborted`; what needs them and
         is not itself cancelled ends `DependencyFailed`.
         """
         nodes = [self.nodes[j] for j in dict.fromkeys(job_ids) if j in self.nodes]
-        aborted, requested = [], []
+        aborted: list[str] = []
+        requested: list[str] = []
+        members: list[str] = []
         for node in nodes:  # all leave the pool before anything else can be assigned
-            if node.status in ("Building", "Evaluating") and not node.evaluated:
+            if node.cluster is not None:
+                self._out.append(ClusterUnwanted(node.cluster, "cancelled"))
+                runs = node.status in ("Building", "Evaluating") and not node.evaluated
+                (requested if runs else members).append(node.job_id)
+            elif node.status in ("Building", "Evaluating") and not node.evaluated:
                 if node.abort_reason is None:
                     node.abort_reason = "cancelled"
                     self._out.append(Abort(node.job_id, "cancelled"))
@@ -413,7 +447,7 @@ class Feeder:
             ended = self.nodes.get(job_id)
             if ended is not None:
                 self._end(ended, "Aborted", "cancelled", now, spare=frozenset(aborted))
-        return aborted, requested, self._flush()
+        return [*aborted, *members], requested, self._flush()
 
     def withdraw(self, requester: str) -> tuple[list[str], list[Effect]]:
         """A submission or evaluation wants none of its jobs any more.

@@ -102,7 +102,8 @@ def test_submit_refused(headrace, server, graph):
         ('{"jobs": [{}]}', "jobs[0]: object missing required field `drv_path`"),
         (json.dumps({"jobs": [JOB, JOB]}), "derivation /nix/store/a.drv was already given"),
         (json.dumps({"jobs": [JOB | {"input_drvs": ["/nix/store/a.drv"]}]}), "names the derivat"),
-        ('{"clusters": [{}]}', "cluster jobs are not supported by this version"),
+        ('{"clusters": [{}]}', "clusters[0]: object missing required field `members`"),
+        ('{"clusters": [{"members": []}]}', "clusters[0]: field `members` is empty"),
     ],
 )
 def test_submit_of_a_bad_file(headrace, server, tmp_path, content, said):
@@ -172,9 +173,9 @@ def test_jobs_for_people(headrace, server):
     rows = [job_row(1), job_row(20, worker=None, assignment_id=None, status="Queued", name="a\x1b")]
     server.on(m.CmdJobs, m.CmdJobsReply(request=0, jobs=rows))
     assert headrace("jobs")[1].splitlines() == [
-        "job_id  kind   status     name  worker  assignment_id  attempts",
-        "j1      build  Completed  n1    w       a1             0",
-        "j20     build  Queued     a?    -       -              0",
+        "job_id  kind   status     name  worker  assignment_id  attempts  cluster",
+        "j1      build  Completed  n1    w       a1             0         -",
+        "j20     build  Queued     a?    -       -              0         -",
     ]
 
 

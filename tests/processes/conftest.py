@@ -73,6 +73,14 @@ class FarmOfProcesses:
             "--systems", SYSTEMS, "--features", FEATURES, "--cpu-core-score", "1", *options,
         )  # fmt: skip
 
+    def nix_worker(self, name: str, *options: str, slots: int = 2) -> subprocess.Popen[bytes]:
+        """Starts a worker of the real Nix with a chroot store of its own, named as it is."""
+        return self._start(
+            "worker", "--id", name, "--state-dir", str(self.folder / f"state-{name}"),
+            "--store", str(self.folder / name), "--build-max-concurrent", str(slots),
+            "--cpu-core-score", "1", *options,
+        )  # fmt: skip
+
     def run(self, *args: str, stdin: str | None = None, seconds: float = 120):
         """A command, to its end."""
         return subprocess.run(

@@ -580,3 +580,18 @@ def test_a_bad_submission_changes_nothing(farm):
     assert (type(refused), refused.code) == (m.CmdError, 2)
     assert "cycle" in refused.message
     assert farm.ledger.jobs_page(None, None, 10) == []
+
+
+def test_a_held_completion_that_dispatch_forgot_is_no_claim_for_ever(farm):
+    farm.worker("w", can=BOTH)
+    farm.ids["eval"] = farm.submit(evaluations=[graph_evaluation()]).evaluations[0]
+    given = farm.request("w", "eval")
+    farm.auto_admit = False
+    farm.send("w", batch(given, job("a")))
+    assert not any(isinstance(a, m.Recorded) for a in farm.complete("w", given))
+    farm.farm.admissions_out = []  # taken by the ledger, which answers nobody
+    farm.auto_admit = True
+    farm.start_dispatch()
+    farm.wait(11)
+    assert farm.status("eval") == "Queued"
+    assert farm.outcomes("eval") == ["Unanswered"]

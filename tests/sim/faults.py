@@ -33,6 +33,10 @@ class Faults(Struct, frozen=True, kw_only=True):
     duplicate_reports: float = 0.0
     stale_reports: float = 0.0
     """A worker reports a job as completed under an assignment that it lost."""
+    clusters: float = 0.0
+    """A submission has clusters; workers are more then, and sit in zones."""
+    deaf_seats: float = 0.0
+    """A cluster's `AssignJob` is never answered."""
     deaths: float = 0.0
     """A worker that crashed never comes back; the first two always do."""
 
@@ -47,6 +51,12 @@ PRESETS: dict[str, Faults] = {
     "servers": Faults(server_crashes=0.05, server_stops=0.02),
     "actors": Faults(dispatch_restarts=0.08, pager_restarts=0.1, cuts=0.02),
     "ledger": Faults(failing_commits=0.05, deferred_commits=0.2),
+    "clusters": Faults(
+        clusters=1.0, delay=(0.0005, 0.3), cuts=0.008, worker_crashes=0.002, worker_drains=0.002,
+        server_crashes=0.004, server_stops=0.002, dispatch_restarts=0.006, pager_restarts=0.01,
+        cancels=0.02, cordons=0.004, failing_commits=0.02, deferred_commits=0.1, declines=0.05,
+        deaf_seats=0.12, duplicate_reports=0.1, stale_reports=0.05, failures=0.12,
+    ),
     "people": Faults(cancels=0.1, cordons=0.05, failures=0.15),
     "storm": Faults(
         delay=(0.0005, 0.5), cuts=0.04, worker_crashes=0.02, worker_drains=0.02,

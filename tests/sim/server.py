@@ -68,6 +68,7 @@ class SimServer:
         self.ledger.recover([f"server-{n}" for n in range(life)])
         self.sessions = SessionTable()
         self.deferred: list[Batch] = []
+        self.admitting: list[AdmissionRequest] = []
         self.is_broken = False
         self.committed = 0
         self.synced = 0
@@ -85,6 +86,8 @@ class SimServer:
         """Builds the cores anew from the ledger and the session table."""
         while self.deferred:
             self._commit_deferred()
+        for request in list(self.admitting):
+            self._admit(request)
         self.is_broken = False
         self.inbox = [e for e in self.inbox if not isinstance(e, Committed | CommitFailed)]
         self.watch.dispatch_started(self.sessions)
@@ -111,6 +114,7 @@ class SimServer:
 
     def receive(self, peer: bytes, frames: list[bytes]) -> None:
         if self.is_up:
+            self.watch.clusters.receives(self, peer, frames)
             self.turn(lambda: self.farm.receive(Incoming(peer, frames, None), self.clock.now))
 
     def post(self, event: Any) -> None:
@@ -260,6 +264,7 @@ class SimServer:
         events, farm.pager = farm.pager, []
         for event in events:
             self._tell_pager(event)
+        self.admitting += farm.admissions_out
         for request in farm.admissions_out:
             delay = self.random.uniform(0.0005, 0.1)
             self.clock.after(delay, lambda request=request: self._admit(request))
@@ -273,8 +278,9 @@ class SimServer:
         self._page()
 
     def _admit(self, request: AdmissionRequest) -> None:
-        if not self.is_up:
+        if not self.is_up or request not in self.admitting:
             return
+        self.admitting.remove(request)
         try:
             admission = request.draft()
             admitted = self.ledger.admit(admission, 0.0)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec.structs import replace
 
-from actors.server import pager, pool, reports
+from actors.server import feeder, jobs, pager, pool, reports
 from actors.server.assigner import Assigner
+from actors.server.clusters.coordinator import Coordinator
 from actors.server.effects import Tell
 from actors.server.farm import Farm
 from actors.server.feeder import Feeder
@@ -173,22 +175,70 @@ def _completed_inputs_not_waited_for(patch):
     patch(Feeder, "_link", impatient)
 
 
+def _started_when_the_first_accepted(patch):
+    accepted = Coordinator.accepted
+
+    def impatient(self, claim, now):
+        attempt = self._preparing.get(claim.attempt or "")
+        if attempt is not None:
+            for seat in attempt.seats.values():
+                seat.has_accepted = True
+        return accepted(self, claim, now)
+
+    patch(Coordinator, "accepted", impatient)
+
+
+def _seats_never_timed_out(patch):
+    patch(Coordinator, "expire", lambda *_: [])
+
+
+def _members_assigned_singly(patch):
+    entry = jobs.pool_entry
+    patch(feeder, "pool_entry", lambda node, sizes: replace(
+        entry(node, sizes), is_cluster_member=False
+    ))  # fmt: skip
+
+
+def _a_retry_forgets_who_reported(patch):
+    back = Coordinator._back
+
+    def forgetful(self, members, why, now):
+        return back(self, list(members)[1:], why, now)
+
+    patch(Coordinator, "_back", forgetful)
+
+
 MUTANTS = [
     _stale_ids_accepted, _offer_lost_on_return, _offered_twice, _assigned_before_the_row,
     _recorded_before_it_is_durable, _slots_not_counted, _declined_job_lost,
     _retry_never_released, _features_not_checked, _orphans_never_released,
     _claim_of_a_failed_commit_lost, _batches_out_of_order, _completed_inputs_not_waited_for,
 ]  # fmt: skip
+CLUSTER_MUTANTS = [
+    _started_when_the_first_accepted, _seats_never_timed_out, _members_assigned_singly,
+    _a_retry_forgets_who_reported,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def _each(mutants):
+    return pytest.mark.parametrize("mutant", mutants, ids=lambda m: m.__name__.strip("_"))
+
+
+@_each(MUTANTS)
 def test_a_deliberate_fault_is_noticed(mutant, monkeypatch):
     mutant(monkeypatch.setattr)
     with pytest.raises(Violation):
-        _simulate_all(MUTANT_SEEDS // len(PRESETS))
+        _simulate_all([name for name, faults in PRESETS.items() if not faults.clusters])
 
 
-def _simulate_all(seeds):
-    for seed in range(seeds):
-        for preset in PRESETS:
+@_each(CLUSTER_MUTANTS)
+def test_a_deliberate_fault_of_clusters_is_noticed(mutant, monkeypatch):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(Violation):
+        _simulate_all(["clusters"])
+
+
+def _simulate_all(presets):
+    for seed in range(MUTANT_SEEDS // len(presets)):
+        for preset in presets:
             simulate(preset, seed)

@@ -23,11 +23,12 @@ class SimWorker:
 
     def __init__(self, name: str, network: Network, random: Random, *, slots: int,
                  systems: list[str], features: list[str], graphs: dict[str, Any],
-                 may_die: bool) -> None:  # fmt: skip
+                 may_die: bool, zone: str | None = None) -> None:  # fmt: skip
         self.name, self.network, self.random, self.clock = name, network, random, network.clock
         self.slots, self.systems, self.features = slots, systems, features
         self.graphs = graphs
         self.may_die = may_die
+        self.zone = zone
         self.finished: set[str] = set()
         """Assignments that really came to a good end here."""
         self.assigned: list[m.ClaimRef] = []
@@ -41,7 +42,7 @@ class SimWorker:
         self.is_up = True
         announced = m.WorkerCapabilities(
             architectures=self.systems, system_features=self.features,
-            max_concurrent_builds=self.slots,
+            max_concurrent_builds=self.slots, zone=self.zone,
         )  # fmt: skip
         settings = CoreSettings(
             worker_id=self.name,
@@ -170,6 +171,9 @@ class SimWorker:
                         job_id=message.job_id, assignment_id=message.assignment_id, accepted=False
                     )
                     self.connection.to_server([encode(answer)])
+                    continue
+                is_seat = message.cluster is not None
+                if is_seat and self.random.random() < self.network.faults.deaf_seats:
                     continue
             elif isinstance(message, m.InitAck):
                 self._report_stale()

@@ -64,7 +64,10 @@ def read_graph(ref: str, attributes: Sequence[str]) -> list[m.Derivation]:
         ) from None
     except ValueError:
         raise BadGraph(f"{ref!r} is not a file name") from None
-    jobs = list(check(read_submission(data, ref).jobs).jobs)
+    submission = read_submission(data, ref)
+    if submission.clusters:
+        raise BadGraph(f"{ref}: an evaluation reports no clusters: submit the file instead")
+    jobs = list(check(submission.jobs).jobs)
     if not jobs:
         raise BadGraph(f"{ref}: holds no builds")
     if attributes:
