@@ -1,17 +1,15 @@
-"""Restarting actors: pure policies and their Trio shell.
+"""Restarting actors: a pure policy and its Trio shell.
 
-An actor is restarted when it fails, when it is killed, and when it *hangs*: something waits in one
-of its channels and it has taken nothing for `HUNG_SECS`. Each child runs in a cancel scope of its
-own, and a new incarnation starts only when the old one is gone; its siblings never notice. What a
-child needs to go on (inboxes, sockets, tables) belongs to whoever owns the supervisor.
+Each child runs in a cancel scope of its own, and a new incarnation starts only when the old one
+is gone; its siblings never notice. What a child needs to go on (inboxes, sockets, tables) belongs
+to whoever owns the supervisor.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
 
 import trio
 from msgspec import Struct
@@ -19,19 +17,10 @@ from msgspec import Struct
 log = logging.getLogger("headrace.supervisor")
 
 MAX_RESTARTS, RESTART_WINDOW_SECS = 5, 10.0
-HUNG_SECS, LOOK_EVERY_SECS = 10.0, 1.0
 
 
 class GaveUp(Exception):
     """An actor failed too often; the text is one line that names it and the cause."""
-
-
-class Backlog(NamedTuple):
-    """What waits in a channel of an actor."""
-
-    waiting: int
-    taken: int
-    """Grows with everything that it takes."""
 
 
 class Child(Struct, frozen=True):
@@ -41,8 +30,6 @@ class Child(Struct, frozen=True):
     run: Callable[[], Awaitable[None]]
     blame: Callable[[BaseException], str] | None = None
     """Which of several cores in one task a failure is counted for."""
-    channels: tuple[Callable[[], Backlog], ...] = ()
-    """What waits for it."""
 
 
 class Intensity:
@@ -64,27 +51,6 @@ class Intensity:
         return len(recent) <= self._limit
 
 
-class Progress:
-    """Which actors take nothing although something waits."""
-
-    def __init__(self, limit: float = HUNG_SECS) -> None:
-        self._limit = limit
-        self._since: dict[tuple[str, int], tuple[int, float]] = {}
-
-    def hangs(self, name: str, channels: Iterable[Backlog], now: float) -> bool:
-        """Whether one of its channels has stood still for too long; then it starts anew."""
-        hangs = False
-        for number, (waiting, taken) in enumerate(channels):
-            key = name, number
-            before, since = self._since.get(key, (taken, now))
-            if not waiting or taken != before:
-                since = now
-            if now - since >= self._limit:
-                hangs, since = True, now
-            self._since[key] = taken, since
-        return hangs
-
-
 class Supervisor:
     """Runs its children until one fails too often or it is cancelled."""
 
@@ -92,7 +58,6 @@ class Supervisor:
         self._children = children
         self._scopes: dict[str, trio.CancelScope] = {}
         self._killed: dict[str, str] = {}
-        self._progress = Progress()
         self.intensity = Intensity()
 
     async def run(self) -> None:
@@ -100,11 +65,6 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             for child in self._children:
                 nursery.start_soon(self._keep, child, name=child.name)
-            nursery.start_soon(self._look_for_hung)
-
-    def is_up(self, name: str) -> bool:
-        """Whether an incarnation of the child runs."""
-        return name in self._scopes
 
     def kill(self, name: str, *, counted_as: str | None = None) -> bool:
         """Ends the present incarnation of a child at its next await; False if there is none."""
@@ -114,15 +74,6 @@ class Supervisor:
         self._killed[name] = counted_as or name
         scope.cancel()
         return True
-
-    async def _look_for_hung(self) -> None:
-        while True:
-            await trio.sleep(LOOK_EVERY_SECS)
-            now = trio.current_time()
-            for child in self._children:
-                if self._progress.hangs(child.name, (c() for c in child.channels), now):
-                    log.error("actor %s took nothing for %g s: it hangs", child.name, HUNG_SECS)
-                    self.kill(child.name)
 
     async def _keep(self, child: Child) -> None:
         while True:

@@ -50,7 +50,6 @@ async def run_ledger(
     port: LedgerPort, offload: Offload = trio.to_thread.run_sync, keep_secs: float = 0.0
 ) -> None:
     """Serves the port until cancelled. Jobs that ended `keep_secs` ago are forgotten; 0 = none."""
-    offload = _counted(port, offload)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
@@ -59,17 +58,6 @@ async def run_ledger(
         nursery.start_soon(_checkpoint, port, offload)
         if keep_secs:
             nursery.start_soon(_forget, port, offload, keep_secs)
-
-
-def _counted(port: LedgerPort, offload: Offload) -> Offload:
-    async def call(*args: Any) -> Any:
-        port.calls += 1
-        try:
-            return await offload(*args)
-        finally:
-            port.calls -= 1
-
-    return call
 
 
 async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
@@ -90,7 +78,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
 def _apply(port: LedgerPort, batch: Batch) -> list[bool]:
     with port.lock:
         results = port.ledger.apply(batch.writes, port.wall_offset(), BUSY_SECS)
-        port.succeeded(batch)
+        port.committed = batch.number
         return results
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 from msgspec import Struct
@@ -136,8 +136,6 @@ class Waiting(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self.items: deque[T] = deque()
-        self.taken = 0
-        """How many were handled."""
         self._limit = limit
         self._lot = trio.lowlevel.ParkingLot()
 
@@ -161,7 +159,6 @@ class Waiting(Generic[T]):
     def done(self) -> None:
         """The head was handled."""
         self.items.popleft()
-        self.taken += 1
 
 
 class LedgerPort:
@@ -185,15 +182,6 @@ class LedgerPort:
         """A deferred batch failed and dispatch does not know yet: nothing newer may go in."""
         self.committed = 0
         """Number of the newest batch that is in."""
-        self.is_failing = False
-        """The last commit was refused, other than for a lock."""
-        self.calls = 0
-        """Blocking calls of the ledger actor that have not ended: slow is not hung."""
-
-    @property
-    def queues(self) -> tuple[Waiting[Any], ...]:
-        """What the ledger actor takes from."""
-        return self.deferred, self.admissions, self.queries, self.unsynced
 
     @property
     def is_behind(self) -> bool:
@@ -203,7 +191,7 @@ class LedgerPort:
     @property
     def queue(self) -> int:
         """How much waits for the ledger actor."""
-        return sum(map(len, self.queues))
+        return len(self.deferred) + len(self.admissions) + len(self.queries) + len(self.unsynced)
 
     def commit(self, batch: Batch) -> list[bool] | None:
         """Commits on the loop and returns a result per write; None when the batch was left
@@ -218,25 +206,17 @@ class LedgerPort:
         except LedgerBusy:
             self._defer(batch)
             return None
-        except LedgerFailed:
-            self.is_failing = True
-            raise
         finally:
             self.lock.release()
-        self.succeeded(batch)
-        return results
-
-    def succeeded(self, batch: Batch) -> None:
-        """The batch is in."""
         self.committed = batch.number
-        self.is_failing = False
+        return results
 
     def give_up(self, error: LedgerFailed) -> None:
         """The head of the deferred batches failed: it and those behind it come back, since
         what is written must stay a prefix of what was decided."""
         number = self.deferred.items[0].number
         self.deferred.items.clear()
-        self.is_broken = self.is_failing = True
+        self.is_broken = True
         self.deliver(CommitFailed(number, str(error)))
 
     def want_sync(self) -> None:

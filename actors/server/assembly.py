@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from actors.ledger.actor import Offload, run_ledger
-from actors.ledger.port import LedgerEvent, LedgerPort, Waiting
+from actors.ledger.port import LedgerEvent, LedgerPort
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.authorization import Registration
 from actors.server.config import ServerConfig
@@ -27,7 +27,7 @@ from actors.server.scoring import Policy
 from actors.server.sessions import SessionTable
 from actors.server.shells import PagerShell, run_reaper
 from actors.server.world import INBOX_EVENTS, PAGER_BATCHES, World
-from actors.supervision import Backlog, Child, Supervisor
+from actors.supervision import Child, Supervisor
 from transport import messages as m
 from transport.codec import encode
 from transport.interface import Router
@@ -87,17 +87,10 @@ class Server:
                     functools.partial(
                         run_ledger, self.world.port, offload, config.keep_finished * DAY_SECS
                     ),
-                    channels=tuple(
-                        functools.partial(self._ledger, q) for q in self.world.port.queues
-                    ),
                 ),
-                Child(
-                    "logbook",
-                    functools.partial(self.world.logbook.run, offload),
-                    channels=(lambda: self.world.logbook.backlog,),
-                ),
-                Child("dispatch", self.dispatch.run, blame, (lambda: self.dispatch.backlog,)),
-                Child("pager", self.pager_shell.run, channels=(lambda: self.pager_shell.backlog,)),
+                Child("logbook", functools.partial(self.world.logbook.run, offload)),
+                Child("dispatch", self.dispatch.run, blame),
+                Child("pager", self.pager_shell.run),
                 Child("reaper", functools.partial(run_reaper, self.world)),
             ]
         )
@@ -118,9 +111,6 @@ class Server:
         else:
             self.supervisor.kill(actor)
 
-    def _ledger(self, queue: Waiting[Any]) -> Backlog:
-        return Backlog(0 if self.world.port.calls else len(queue), queue.taken)
-
     def _deliver(self, event: LedgerEvent) -> None:
         self.world.inbox.send_nowait(event)
 
@@ -138,21 +128,14 @@ class Server:
             "logbook": world.logbook.queue,
         }
         restarts = self.supervisor.intensity.restarts
-        up = {
-            **{name: self.supervisor.is_up(name) for name in queues},
-            **dict.fromkeys(CORES, self.supervisor.is_up("dispatch")),
-            "pager": self.pager_shell.is_ready,
-        }
         return {
             "version": self._version,
             "uptime_secs": round(now - self._started_at, 3),
             **self.dispatch.counters,
             "undeliverable": world.outbox.undeliverable,
             "dropped_log_chunks": world.logbook.dropped,
-            "is_stopping": world.is_stopping,
-            "ledger_refuses_writes": world.port.is_failing,
             "actors": {
-                name: {"restarts": restarts.get(name, 0), "queue": queue, "up": up[name]}
+                name: {"restarts": restarts.get(name, 0), "queue": queue}
                 for name, queue in queues.items()
             },
         }

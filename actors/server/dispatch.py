@@ -20,7 +20,6 @@ from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
-from actors.supervision import Backlog
 from transport import messages as m
 from transport.codec import encode
 from transport.interface import Incoming, Sent
@@ -43,13 +42,6 @@ class Dispatch:
         """The first incarnation has loaded the ledger."""
         self._clock = trio.CancelScope()
         self._flush_wanted = trio.Event()
-        self._turns = 0
-
-    @property
-    def backlog(self) -> Backlog:
-        """Events wait while it loads the ledger, too; that is not hanging."""
-        waiting = self._world.events.statistics().current_buffer_used
-        return Backlog(waiting if self._farm is not None else 0, self._turns)
 
     @property
     def is_settled(self) -> bool:
@@ -137,7 +129,6 @@ class Dispatch:
     def _turn(self, incoming: Sequence[Incoming], events: Sequence[DispatchEvent]) -> None:
         farm = self._farm
         assert farm is not None
-        self._turns += 1
         now = trio.current_time()
         for message in incoming:
             farm.receive(message, now)

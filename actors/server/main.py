@@ -26,7 +26,6 @@ from actors.server.ids import epoch
 from actors.server.locks import ServerLocks
 from actors.server.policies import PolicyError, load_policy, with_fair_share
 from actors.server.scoring import Policy
-from actors.server.watchdog import beat_regularly, watched
 from actors.supervision import GaveUp
 from transport.adapter import Context
 from transport.curve import Authenticator, KeyFileError, KeyPair, generate, load, read_authorized
@@ -158,12 +157,8 @@ async def _serve(
     )
     code = 0
     try:
-        with (
-            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
-            watched() as beat,
-        ):
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(beat_regularly, beat)
                 nursery.start_soon(whole.run)
                 nursery.start_soon(_watch_registry, config, whole)
                 nursery.start_soon(_watch_neighbours, config, whole, locks)

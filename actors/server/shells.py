@@ -18,7 +18,6 @@ from actors.server.effects import (
 from actors.server.pager import Pager
 from actors.server.reaper import FULL_SECS, SWEEP_SECS, Reaper
 from actors.server.world import World
-from actors.supervision import Backlog
 from transport.interface import Sent
 
 BLOCKED_PAUSE_SECS = 0.02
@@ -29,21 +28,10 @@ class PagerShell:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._pager: Pager | None = None
-        self._taken = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it knows everything that is pending."""
-        return self._pager is not None
-
-    @property
-    def backlog(self) -> Backlog:
-        return Backlog(self._world.pager_events.statistics().current_buffer_used, self._taken)
 
     async def run(self) -> None:
         """One incarnation: everything is offered anew after the `Reset` that it asks for."""
-        self._pager = None
+        self._pager: Pager | None = None
         self._peers: dict[str, bytes] = {}
         self._blocked: set[str] = set()
         self._unreachable: set[str] = set()
@@ -74,7 +62,6 @@ class PagerShell:
         self._blocked.clear()
 
     def _apply(self, batch: list[PagerEvent]) -> None:
-        self._taken += 1
         for event in batch:
             if isinstance(event, Reset):
                 self._reset(event)

@@ -130,11 +130,9 @@ def test_every_setting_of_a_worker(worker_config):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("found", ["/usr/bin/nix-store", None])
-def test_a_worker_needs_no_option(worker_config, monkeypatch, found):
-    monkeypatch.setattr("shutil.which", lambda _: found)
+def test_a_worker_needs_no_option(worker_config):
     config = worker_config()
-    assert config.executor == ("nix" if found else "process")
+    assert config.executor == "process"
     assert (config.build_max_concurrent, config.eval_max_concurrent) == (1, 1)
     assert (config.systems, config.features) == (None, None)
 

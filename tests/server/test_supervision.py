@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.supervision import Backlog, Child, GaveUp, Intensity, Progress, Supervisor
+from actors.supervision import Child, GaveUp, Intensity, Supervisor
 
 
 def test_intensity_counts_a_window_and_names_apart():
@@ -87,49 +87,3 @@ async def test_a_killed_actor_is_counted_for_whom_it_was_killed(autojump_clock: 
         assert not supervisor.kill("nobody")
         nursery.cancel_scope.cancel()
     assert supervisor.intensity.restarts == {"assigner": 1}
-
-
-def test_who_takes_nothing_for_10_s_although_something_waits_hangs():
-    progress = Progress(limit=10.0)
-    looks = [
-        (0.0, 1, 0, False),  # something waits since now
-        (9.0, 5, 0, False),
-        (9.5, 5, 1, False),  # one was taken
-        (19.0, 5, 1, False),
-        (19.5, 5, 1, True),
-        (20.0, 5, 1, False),  # its successor has as long
-        (29.0, 0, 1, False),  # nothing waits
-        (38.9, 1, 1, False),
-        (39.0, 1, 1, True),
-    ]
-    for now, waiting, taken, hangs in looks:
-        assert progress.hangs("a", [Backlog(0, 0), Backlog(waiting, taken)], now) == hangs, now
-
-
-async def test_an_actor_that_hangs_is_restarted(autojump_clock: MockClock):
-    inbox, events = trio.open_memory_channel[int](10)
-    taken: list[int] = []
-
-    async def run():
-        async for number in events.clone():
-            taken.append(number)
-            if taken == [1, 2]:
-                await trio.sleep_forever()
-
-    def backlog():
-        return Backlog(events.statistics().current_buffer_used, len(taken))
-
-    supervisor = Supervisor([Child("stuck", run, channels=(backlog,))])
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervisor.run)
-        await trio.sleep(60)
-        assert supervisor.is_up("stuck")
-        for number in (1, 2, 3):
-            await inbox.send(number)
-        await trio.sleep(9)
-        assert taken == [1, 2]
-        await trio.sleep(3)
-        assert taken == [1, 2, 3]
-        await trio.sleep(60)
-        nursery.cancel_scope.cancel()
-    assert supervisor.intensity.restarts == {"stuck": 1}
