@@ -26,6 +26,7 @@ COMMANDS = {
     "worker": ("worker", "Run a worker on a build machine."),
     "submit": ("submit", "Queue the jobs of a file."),
     "status": ("status", "Watch workers and jobs."),
+    "health": ("health", "Tell whether the server is well."),
     "jobs": ("jobs", "List jobs."),
     "wait": ("jobs", "Wait until jobs have ended."),
     "logs": ("logs", "Print the log of a job."),

@@ -498,6 +498,12 @@ class CmdStatus(Message, frozen=True):
     request: U64
 
 
+class CmdHealth(Message, frozen=True):
+    """Is everything up and does the ledger take writes?"""
+
+    request: U64
+
+
 class CmdJobs(Message, frozen=True):
     """One page of the jobs with ids after `after`, in id order."""
 
@@ -585,6 +591,12 @@ class CmdStatusReply(Message, frozen=True):
     status: dict[str, Any]
 
 
+class CmdHealthReply(Message, frozen=True):
+    request: U64
+    problems: list[Text]
+    """One line each; none when all is well."""
+
+
 class CmdJobsReply(Message, frozen=True):
     request: U64
     jobs: list[dict[str, Any]]
@@ -637,11 +649,11 @@ WORKER_MESSAGES: tuple[type[Message], ...] = (
 )  # fmt: skip
 COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdHello, CmdSubmit, CmdStatus, CmdJobs, CmdWait, CmdCancel, CmdPrioritize, CmdLogs,
-    CmdExplain, CmdDrain, CmdUndrain,
+    CmdExplain, CmdDrain, CmdUndrain, CmdHealth,
 )  # fmt: skip
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,
     Ping, Pong, CmdWelcome, CmdError, CmdSubmitted, CmdStatusReply, CmdJobsReply,
-    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdDone,
+    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdHealthReply, CmdDone,
 )  # fmt: skip

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from .admission import Admitting, discard
 from .connection import Connection, Log, open_writer
+from .errors import LedgerError
 from .queries import Reads
 from .records import Admission, Admitted, ClaimRecord, Snapshot, Write
 from .snapshot import has_orphans, read_snapshot, requeue_orphans
@@ -28,6 +29,7 @@ RETURNING id, job, worker, session, server, claimed_at - ?3
 """
 # The loop's commits wait meanwhile, and it can be tried again a second later.
 _RELIEVE_TIMEOUT_S = 0.1
+_PROBE_TIMEOUT_S = 2.0
 
 
 def _no_pause() -> None:
@@ -37,7 +39,7 @@ def _no_pause() -> None:
 class SqliteLedger(Reads):
     """A server's access to its ledger. Synchronous; three groups of methods:
 
-    - `apply`, `admit`, `recover`, `load`, `relieve` and `data_version` use the one write
+    - `apply`, `admit`, `recover`, `load`, `relieve`, `probe` and `data_version` use the one write
       connection: one caller at a time, from whatever thread.
     - The reads (see `Reads`) have a connection of their own and take turns on it: from any
       thread, also while another writes.
@@ -203,11 +205,23 @@ class SqliteLedger(Reads):
             self._writer.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         # The first commit into an empty log waits for an fsync of the log's header: not the
         # loop's next claim.
-        with self._writer.transaction(_RELIEVE_TIMEOUT_S) as db:
+        self._touch(_RELIEVE_TIMEOUT_S)
+        return self.wal_bytes()
+
+    def probe(self) -> str | None:
+        """Why the ledger takes no writes, none if it does: makes one, durably."""
+        try:
+            self._touch(_PROBE_TIMEOUT_S)
+            self.sync()
+        except LedgerError as error:
+            return str(error)
+        return None
+
+    def _touch(self, busy_timeout_s: float) -> None:
+        with self._writer.transaction(busy_timeout_s) as db:
             db.execute(
                 "UPDATE server SET logged_at = ? WHERE seq = ?", (self._wall(), self._server_seq)
             )
-        return self.wal_bytes()
 
     def data_version(self) -> int:
         """Changes when another server wrote; own writes leave it as it is."""

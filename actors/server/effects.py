@@ -117,6 +117,15 @@ class ReadLog(Struct, frozen=True):
     has_ended: bool
 
 
+class HealthRequest(Struct, frozen=True):
+    """A client asks whether all is well; what the ledger says of itself is known by now."""
+
+    peer: bytes
+    request: int
+    ledger: str | None
+    """Why it takes no writes, none if it does."""
+
+
 class Released(Struct, frozen=True):
     """A claim of this worker is over."""
 
@@ -125,7 +134,7 @@ class Released(Struct, frozen=True):
 
 Effect = (
     Tell | Opened | Changed | Revoked | Closed | Record | Enter | Leave | Abort | TellDurable
-    | Ask | Admit | Log | ReadLog | Released
+    | Ask | Admit | Log | ReadLog | Released | HealthRequest
 )  # fmt: skip
 
 

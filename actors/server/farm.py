@@ -52,6 +52,7 @@ from actors.server.effects import (
     Effect,
     Enter,
     Gone,
+    HealthRequest,
     Leave,
     ListRequested,
     Log,
@@ -108,7 +109,7 @@ class Farm:
 
     After `receive`, `take` or `expire` the shell commits `next_batch` until there is none,
     reports each with `committed` or `commit_failed`, and then empties the lists `out`,
-    `pager`, `queries`, `admissions_out` and `logs`.
+    `pager`, `queries`, `admissions_out`, `logs` and the requests for status and health.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Farm:
         self.admissions_out: list[AdmissionRequest] = []
         self.logs: list[Log | ReadLog] = []
         self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
+        self.health_requests: list[HealthRequest] = []
 
         self._settlement = Settlement(first_batch)
         self._next_tick = now + config.tick
@@ -431,6 +433,8 @@ class Farm:
                     self.admissions_out.append(effect.request)
                 case Log() | ReadLog():
                     self.logs.append(effect)
+                case HealthRequest():
+                    self.health_requests.append(effect)
 
     def _record(self, write: Write) -> None:
         self._settlement.record(write)
