@@ -23,23 +23,47 @@ _CACHE_KIB = 32 * 2**10
 _IN_LIST = 500  # SQLite takes 32 766 variables, older ones 999
 
 
+class Files:
+    """How a ledger reaches its files; a simulation puts a disk of its own in its place."""
+
+    def connect(self, uri: str) -> sqlite3.Connection:
+        """Transactions begin and end where we say so."""
+        return sqlite3.connect(
+            uri,
+            timeout=OPEN_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            uri=True,
+        )
+
+    def sync_data(self, descriptor: int) -> None:
+        """fdatasync."""
+        os.fdatasync(descriptor)
+
+    def sync_folder(self, descriptor: int) -> None:
+        """fsync of a directory: the names in it."""
+        os.fsync(descriptor)
+
+
 class Connection:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        files: Files | None = None,
+    ) -> None:
         """Raises: LedgerFailed when the file is not there or cannot be opened."""
         self.path = path
+        self.files = files or Files()
         self._busy_timeout_s = OPEN_TIMEOUT_S
         uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
         with self.errors():
-            self.db = sqlite3.connect(
-                uri,
-                timeout=OPEN_TIMEOUT_S,
-                isolation_level=None,  # transactions begin and end where we say so
-                check_same_thread=False,
-                cached_statements=256,
-                uri=True,
-            )
+            self.db = self.files.connect(uri)
             self.db.execute("PRAGMA wal_autocheckpoint = 0")
             self.db.execute("PRAGMA synchronous = NORMAL")
             self.db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
@@ -109,12 +133,12 @@ class Connection:
         self.db.close()
 
 
-def open_writer(path: Path, *, create: bool) -> Connection:
+def open_writer(path: Path, *, create: bool, files: Files | None = None) -> Connection:
     """The write connection to a checked and migrated file in WAL mode.
 
     Raises: LedgerTooNew, LedgerCorrupt, LedgerBusy, LedgerFailed; the file is then as it was.
     """
-    connection = Connection(path, create=create)
+    connection = Connection(path, create=create, files=files)
     try:
         with connection.errors():
             _check(connection.db, path)
@@ -170,7 +194,8 @@ class Log:
     closing it here cannot drop them (POSIX locks of a process go with any descriptor closed).
     """
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, files: Files) -> None:
+        self._files = files
         self._path = database.with_name(database.name + "-wal")
         self._lock = threading.Lock()
         self._fd: int | None = None
@@ -185,7 +210,7 @@ class Log:
         with self._lock:
             if self._failure is None:
                 try:
-                    os.fdatasync(self._descriptor())
+                    self._files.sync_data(self._descriptor())
                 except OSError as error:
                     self._failure = f"{self._path}: cannot be made durable: {error.strerror}"
             if self._failure is not None:
@@ -203,7 +228,7 @@ class Log:
         # The names of the log and, when it is new, of the database.
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(directory)
+            self._files.sync_folder(directory)
         finally:
             os.close(directory)
         return self._fd

@@ -11,7 +11,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from .admission import Admitting, discard
-from .connection import Connection, Log, open_writer
+from .connection import Connection, Files, Log, open_writer
 from .errors import LedgerError
 from .queries import Reads
 from .records import Admission, Admitted, ClaimRecord, Snapshot, Write
@@ -64,7 +64,7 @@ class SqliteLedger(Reads):
         super().__init__(reader, server)
         self._writer = writer
         self._checkpointer = checkpointer
-        self._log = Log(writer.path)
+        self._log = Log(writer.path, writer.files)
         self._wall = wall
         now = wall()
         with writer.transaction() as db:
@@ -82,6 +82,7 @@ class SqliteLedger(Reads):
         *,
         create: bool = True,
         wall: Callable[[], float] = time.time,
+        files: Files | None = None,
     ) -> Self:
         """Opens, and if need be creates or migrates, the ledger of the server with this id.
 
@@ -89,11 +90,11 @@ class SqliteLedger(Reads):
         by the first two.
         """
         with contextlib.ExitStack() as opened:
-            writer = open_writer(path, create=create)
+            writer = open_writer(path, create=create, files=files)
             opened.callback(writer.close)
-            reader = Connection(path, read_only=True)
+            reader = Connection(path, read_only=True, files=files)
             opened.callback(reader.close)
-            checkpointer = Connection(path)
+            checkpointer = Connection(path, files=files)
             opened.callback(checkpointer.close)
             ledger = cls(writer, reader, checkpointer, server, wall)
             opened.pop_all()
