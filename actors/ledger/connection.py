@@ -38,11 +38,11 @@ class Files:
         )
 
     def sync_data(self, descriptor: int) -> None:
-        """fdatasync."""
+        """Fdatasync."""
         os.fdatasync(descriptor)
 
     def sync_folder(self, descriptor: int) -> None:
-        """fsync of a directory: the names in it."""
+        """Fsync of a directory: the names in it."""
         os.fsync(descriptor)
 
 

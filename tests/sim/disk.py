@@ -13,7 +13,6 @@ through `Files.sync_data`.
 from __future__ import annotations
 
 import itertools
-import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,12 +45,19 @@ class Inode:
     def after_power_loss(self, random: Random) -> bytes:
         """What the disk holds now; all, nothing or anything in between of what was not synced."""
         survivors = random.choice(("none", "all", "some", "some"))
+        if survivors == "none":
+            return bytes(self.durable)
+        done = self.since if survivors == "all" else self._up_to_a_truncation(random)
         image = bytearray(self.durable)
         versions: dict[int, list[bytes]] = {}
         sizes = [len(image)]
-        for at, data in self.since:
-            end = at + len(data) if data is not None else max(at, len(image))
-            touched = range(at // SECTOR, -(-end // SECTOR))
+        for at, data in done:
+            if data is None:
+                _perform(image, at, None)
+                sizes = [at]
+                versions = {sector: v for sector, v in versions.items() if sector * SECTOR < at}
+                continue
+            touched = range(at // SECTOR, -(-(at + len(data)) // SECTOR))
             for sector in touched:
                 versions.setdefault(sector, [_sector(image, sector)])
             _perform(image, at, data)
@@ -60,13 +66,16 @@ class Inode:
                 versions[sector].append(_sector(image, sector))
         if survivors == "all":
             return bytes(image)
-        if survivors == "none":
-            return bytes(self.durable)
-        size = random.choice(sizes)
-        image.extend(bytes(max(0, max(sizes) - len(image))))
+        image.extend(bytes(-len(image) % SECTOR))
         for sector, seen in versions.items():
             image[sector * SECTOR : (sector + 1) * SECTOR] = random.choice(seen)
-        return bytes(image[:size])
+        return bytes(image[: random.choice(sizes)])
+
+    def _up_to_a_truncation(self, random: Random) -> list[tuple[int, bytes | None]]:
+        """A truncation happens whole or not at all, and so do those before it; what is written
+        after one that did not happen went to blocks that nobody knows of."""
+        cuts = [i for i, (_, data) in enumerate(self.since) if data is None]
+        return self.since[: random.choice([*cuts, len(self.since)])]
 
 
 def _sector(image: bytearray, sector: int) -> bytes:
@@ -99,7 +108,7 @@ class Disk(Files):
         return _Connection(uri, self._vfs.name)
 
     def sync_data(self, descriptor: int) -> None:
-        self.sync(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self.sync(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
 
     def sync_folder(self, descriptor: int) -> None:
         self._sync_names()
@@ -244,11 +253,12 @@ class _Connection:
             self._db = apsw.Connection(uri, flags=flags, vfs=vfs)
         except apsw.Error as error:
             raise _of_sqlite3(error) from error
+        self._is_closed = False
         self._db.set_busy_timeout(round(OPEN_TIMEOUT_S * 1000))
 
     @property
     def in_transaction(self) -> bool:
-        return self._db.in_transaction
+        return not self._is_closed and self._db.in_transaction
 
     def execute(self, sql: str, values: Any = ()) -> _Result:
         try:
@@ -263,6 +273,7 @@ class _Connection:
             raise _of_sqlite3(error) from error
 
     def close(self) -> None:
+        self._is_closed = True
         self._db.close()
 
 

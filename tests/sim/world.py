@@ -10,6 +10,7 @@ from typing import Any
 from actors.ledger.records import TERMINAL
 from actors.server.config import ServerConfig
 from tests.sim.clock import Clock
+from tests.sim.disk import Disk
 from tests.sim.faults import PRESETS, Faults
 from tests.sim.network import Connection, Network
 from tests.sim.server import SimServer
@@ -77,6 +78,7 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-sim-", dir=_fast_folder())
         self._file = Path(self._folder.name) / "ledger.sqlite3"
         self.config = ServerConfig(state_dir=Path(self._folder.name))
+        self.disk = Disk() if self.faults.server_crashes else None
 
     def run(self) -> Watch:
         """Raises `Violation` with the stories and the command that replays it."""
@@ -88,11 +90,13 @@ class World:
         finally:
             if self.network.server is not None:
                 self.network.server.ledger.close()
+            if self.disk is not None:
+                self.disk.close()
             self._folder.cleanup()
         return self.watch
 
     def note(self, text: str) -> None:
-        self.watch.trace.append(f"{self.clock.now:.4f} {text}")
+        self.watch.note(text)
 
     def _run(self) -> None:
         self._start_server()
@@ -124,7 +128,7 @@ class World:
     def _start_server(self) -> None:
         self.lives += 1
         self.network.server = SimServer(
-            self.network, self.random, self.watch, self._file, self.config, self.lives
+            self.network, self.random, self.watch, self._file, self.config, self.lives, self.disk
         )
         self.note(f"server life {self.lives}")
 
@@ -207,12 +211,16 @@ class World:
         elif random.random() < faults.server_stops and not server.is_stopping:
             self.note("the server stops")
             server.stop()
-            self.clock.after(20.0, lambda: server.is_up and server.crash())
+            self.clock.after(20.0, lambda: server.is_up and server.exit())
         elif random.random() < faults.dispatch_restarts:
             self.note("dispatch restarts")
             server.start_dispatch()
         elif random.random() < faults.pager_restarts:
             server.restart_pager()
+        if random.random() < faults.wall_jumps:
+            jump = random.choice((-1, 1)) * random.choice((2.0, 3_600.0, 400 * 86_400.0))
+            self.note(f"the wall clock jumps by {jump:.0f} s")
+            self.clock.wall_shift += jump
         if random.random() < faults.cancels:
             self._cancel(server)
         if random.random() < faults.cordons:
