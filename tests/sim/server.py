@@ -98,7 +98,7 @@ class SimServer:
         """Lets admissions take several transactions, between which the server may crash."""
         if self.disk is None:
             # A fsync of a file in memory proves nothing; what is durable is watched by number.
-            ledger.sync = lambda: None  # type: ignore[method-assign]
+            ledger.sync = lambda: None
             return
         admit = ledger.admit
         rows = self.random.choice((60, 300, 2_000))
@@ -112,7 +112,7 @@ class SimServer:
 
             return admit(admission, offset, chunk_rows=rows, pause=crash_or_pause)
 
-        ledger.admit = in_parts  # type: ignore[method-assign]
+        ledger.admit = in_parts
 
     def start_dispatch(self) -> None:
         """Builds the cores anew from the ledger and the session table."""
