@@ -20,6 +20,7 @@ _CHECKED_BYTES = 32 * 2**20
 _LOG_BYTES = 16 * 2**20
 # The default of 2 MiB makes a claim read pages of the busiest indexes back from the log.
 _CACHE_KIB = 32 * 2**10
+_MAGIC, _HEADER_BYTES = b"SQLite format 3\0", 100
 _IN_LIST = 500  # SQLite takes 32 766 variables, older ones 999
 
 
@@ -138,6 +139,7 @@ def open_writer(path: Path, *, create: bool, files: Files | None = None) -> Conn
 
     Raises: LedgerTooNew, LedgerCorrupt, LedgerBusy, LedgerFailed; the file is then as it was.
     """
+    _check_header(path)
     connection = Connection(path, create=create, files=files)
     try:
         with connection.errors():
@@ -152,6 +154,37 @@ def open_writer(path: Path, *, create: bool, files: Files | None = None) -> Conn
         connection.close()
         raise
     return connection
+
+
+def _check_header(path: Path) -> None:
+    """Refuses what SQLite would take for an empty database and write over, its log included."""
+    log, journal = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+    if _size(journal):
+        return  # a creation that was cut short; SQLite undoes it
+    size = _size(path)
+    if not size and _size(log):
+        raise LedgerCorrupt(
+            f"{path}: the ledger is gone or empty, but not its log {log.name}: restore both from a"
+            " backup, or move the log away to begin a new ledger"
+        )
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError:
+        return  # not there yet, or SQLite says why it cannot be read
+    if size and (len(header) < _HEADER_BYTES or not header.startswith(_MAGIC)):
+        raise LedgerCorrupt(
+            f"{path}: not a usable ledger (file is not a database); move it away or restore a"
+            " backup"
+        )
+
+
+def _size(path: Path) -> int:
+    """Bytes, 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _check(db: sqlite3.Connection, path: Path) -> None:
@@ -235,10 +268,7 @@ class Log:
 
     def size(self) -> int:
         """Bytes, 0 when there is none."""
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return _size(self._path)
 
     def close(self) -> None:
         with self._lock:

@@ -109,6 +109,22 @@ def test_what_was_synced_survives_and_what_survives_is_a_state_that_was(disk, tm
             disk.lose_power(ledger.close, random)
 
 
+@pytest.mark.parametrize("operations", range(0, 40, 3))
+def test_a_ledger_that_was_just_being_made_is_made_again(tmp_path, operations):
+    for seed in range(8):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        disk = Disk()
+        disk.stop_after(operations)
+        ledger = open_on(disk, folder, 1)
+        disk.lose_power(ledger.close, Random(seed))
+        again = open_on(disk, folder, 2)
+        assert states(again) == {}
+        admit(again, record("a"))
+        again.close()
+        disk.close()
+
+
 def test_without_the_sync_of_the_log_the_last_writes_are_lost(disk, tmp_path):
     """Else the test above would prove nothing."""
     lost = 0

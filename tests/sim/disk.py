@@ -100,6 +100,7 @@ class Disk(Files):
         self._durable_names: dict[str, Inode] = {}
         self._since: list[tuple[str, Inode | None]] = []
         self._is_frozen = False
+        self._operations_left = -1
         self._vfs = _Vfs(f"headrace-disk-{next(_names)}", self)
 
     # -- what the ledger calls ---------------------------------------------------------------------
@@ -115,18 +116,24 @@ class Disk(Files):
 
     # -- what the VFS calls ------------------------------------------------------------------------
 
+    def _takes_it(self) -> bool:
+        if self._operations_left == 0:
+            self._is_frozen = True
+        self._operations_left -= 1
+        return not self._is_frozen
+
     def opened(self, path: str, *, is_log: bool) -> None:
-        if path not in self.inodes and not self._is_frozen:
+        if path not in self.inodes and self._takes_it():
             inode = self.inodes[path] = Inode()
             inode.syncs_folder = is_log
             self._since.append((path, inode))
 
     def wrote(self, path: str, at: int, data: bytes | None) -> None:
-        if not self._is_frozen:
+        if self._takes_it():
             self.inodes[path].since.append((at, data))
 
     def deleted(self, path: str, *, is_synced: bool) -> None:
-        if not self._is_frozen:
+        if self._takes_it():
             self.inodes.pop(path, None)
             self._since.append((path, None))
             if is_synced:
@@ -134,7 +141,7 @@ class Disk(Files):
 
     def sync(self, path: str) -> None:
         inode = self.inodes.get(path)
-        if inode is None or self._is_frozen:
+        if inode is None or not self._takes_it():
             return
         inode.sync()
         if inode.syncs_folder:
@@ -142,11 +149,18 @@ class Disk(Files):
             self._sync_names()
 
     def _sync_names(self) -> None:
+        if self._is_frozen:
+            return
         for path, inode in self._since:
             _name(self._durable_names, path, inode)
         self._since.clear()
 
     # -- what a simulation calls -------------------------------------------------------------------
+
+    def stop_after(self, operations: int) -> None:
+        """From the operation after these on nothing reaches the disk: the power is about to be
+        lost, and the process does not know."""
+        self._operations_left = operations
 
     def end_process(self, close: Callable[[], None]) -> None:
         """kill -9: `close` gives back what the process held, and changes nothing."""
@@ -161,6 +175,7 @@ class Disk(Files):
         self._is_frozen = True
         close()
         self._is_frozen = False
+        self._operations_left = -1
         for path, inode in self._since[: random.randint(0, len(self._since))]:
             _name(self._durable_names, path, inode)
         self._since.clear()
