@@ -27,6 +27,7 @@ COMMANDS = {
     "build": ("build", "Evaluate and build a Nix file or flake on the farm."),
     "submit": ("submit", "Queue the jobs of a file."),
     "status": ("status", "Watch workers and jobs."),
+    "health": ("health", "Tell whether the server is well."),
     "jobs": ("jobs", "List jobs."),
     "wait": ("jobs", "Wait until jobs have ended."),
     "logs": ("logs", "Print the log of a job."),

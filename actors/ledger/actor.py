@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any
 
 import trio
 
@@ -27,6 +25,7 @@ from actors.ledger.port import (
     Committed,
     Forgotten,
     LedgerPort,
+    Offload,
     Query,
     Synced,
 )
@@ -40,10 +39,6 @@ CHECKPOINT_SECS = 1.0
 MAX_WAL_BYTES = 16 * 2**20
 FAILED_PAUSE_SECS = 1.0
 FORGET_EVERY_SECS, FORGET_PAUSE_SECS = 600.0, 0.02
-
-
-Offload = Callable[..., Awaitable[Any]]
-"""Runs a blocking call elsewhere: in a thread, or at once in a simulation."""
 
 
 async def run_ledger(
@@ -65,7 +60,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
         batch = await port.deferred.head()
         if batch.number > port.committed:
             try:
-                results = await offload(_apply, port, batch)
+                results = await port.deferred.offload(offload, _apply, port, batch)
             except LedgerBusy:
                 continue
             except LedgerFailed as error:
@@ -88,7 +83,7 @@ async def _sync(port: LedgerPort, offload: Offload) -> None:
         port.unsynced.done()
         number = port.committed
         try:
-            await offload(port.ledger.sync)
+            await port.unsynced.offload(offload, port.ledger.sync)
         except LedgerFailed:
             # Nothing is promised before it is durable; the disk may come back.
             await trio.sleep(FAILED_PAUSE_SECS)
@@ -102,7 +97,7 @@ async def _admit(port: LedgerPort, offload: Offload) -> None:
         request = await port.admissions.head()
         answer: AdmissionTaken | AdmissionRefused
         try:
-            answer = await offload(_admit_durably, port, request)
+            answer = await port.admissions.offload(offload, _admit_durably, port, request)
         except Refused as error:
             answer = _refused(request, error, is_bad_input=True)
         except LedgerBusy:
@@ -140,7 +135,7 @@ async def _answer(port: LedgerPort, offload: Offload) -> None:
     while True:
         query = await port.queries.head()
         try:
-            result = await offload(_read, port, query)
+            result = await port.queries.offload(offload, _read, port, query)
         except (LedgerBusy, LedgerFailed) as error:
             answer = Answer(query.token, None, str(error))
         else:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import trio
 
-from actors.ledger.actor import Offload
-from actors.ledger.port import Waiting
+from actors.hangs import Inlet
+from actors.ledger.port import Offload, Waiting
 from actors.server.effects import DropLogs, Log, ReadLog
 from transport import messages as m
 
@@ -43,6 +43,11 @@ class Logbook:
     def queue(self) -> int:
         return len(self._waiting)
 
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What the logbook takes from."""
+        return (self._waiting.inlet("queue"),)
+
     def put(self, item: Log | ReadLog | DropLogs) -> None:
         """Queues a chunk for writing, or a client's read behind the chunks before it; a removal
         that finds no room leaves the logs where they are."""
@@ -57,7 +62,9 @@ class Logbook:
         while True:
             first = await self._waiting.head()
             if isinstance(first, ReadLog):
-                data, following = await offload(self._read, first.job_id, first.offset)
+                data, following = await self._waiting.offload(
+                    offload, self._read, first.job_id, first.offset
+                )
                 self._waiting.done()
                 reply = m.CmdLogsReply(
                     request=first.request,
@@ -69,7 +76,7 @@ class Logbook:
                 self._answer(first.peer, reply)
                 continue
             if isinstance(first, DropLogs):
-                await offload(self._remove, first.job_ids)
+                await self._waiting.offload(offload, self._remove, first.job_ids)
                 self._waiting.done()
                 continue
             chunks = []
@@ -77,7 +84,7 @@ class Logbook:
                 if not isinstance(item, Log):
                     break
                 chunks.append(item)
-            self.dropped += await offload(self._append, chunks)
+            self.dropped += await self._waiting.offload(offload, self._append, chunks)
             for chunk in chunks:
                 self._waiting.done()
                 self._queued_bytes -= len(chunk.data)
