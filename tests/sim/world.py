@@ -25,6 +25,7 @@ from transport.codec import Decoder, encode
 
 STORMY_SECS = 120.0
 HEALING_SECS = 1_500.0
+UNDRAIN_SECS = 1.0
 QUIET_SECS = 20.0
 """From the healing to the end at least: what is late still comes in."""
 MAX_STEPS = 60_000
@@ -271,7 +272,7 @@ class World:
             server.faults, server.crash_next = calm, False
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
-        self.healed_at = self.clock.now
+        self.healed_at = self.undrained_at = self.clock.now
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -279,7 +280,9 @@ class World:
         server = self.network.server
         if server is None or server.deferred or server.inbox:
             return False
-        if server.farm.registry.cordons and not server.is_stopping:
+        if server.farm.registry.cordons and self.clock.now > self.undrained_at + UNDRAIN_SECS:
+            # One that was sent when all was healed may have met a server that was just going.
+            self.undrained_at = self.clock.now
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
         answered = all(c.answer is not None for c in self.clients)
