@@ -386,6 +386,45 @@ async def test_a_cache_can_be_another_machines_store(chroot, start, tmp_path, is
     assert again.substituted
 
 
+PAIR = build("pair", "echo $dev > $out; echo > $dev", 'outputs = [ "out" "dev" ];')
+
+
+async def test_outputs_go_to_the_cache_without_a_program_for_each(chroot, start, cache):
+    """Also outputs that refer to each other, and a large one."""
+    uri, _ = cache
+    store = chroot("w1")
+    executor = start(store, cache=uri)
+    executor._run = None  # there is no `nix copy`
+    large = build("large", "head -c 3000000 /dev/zero > $out")
+    for expression in (PAIR, large):
+        job = store.job(store.instantiate(expression))
+        assert isinstance(await executor.run_build(job, Context()), Built)
+        other = start(chroot("w2"), cache=uri)
+        assert (await other.run_build(job, Context())).substituted
+    assert chroot("w2").path(job.outputs["out"]).stat().st_size == 3_000_000
+
+
+async def test_what_an_output_refers_to_goes_to_the_cache_with_it(chroot, start, tmp_path):
+    uri, store = f"file://{tmp_path}/cache", chroot("w1")
+    library = build("library", "echo > $out")
+    job = store.job(store.instantiate(library))
+    # Built before there was a cache.
+    assert isinstance(await start(store).run_build(job, Context()), Built)
+    program = f"let library = {library}; in " + build(
+        "program", "echo $library > $out", "inherit library;"
+    )
+    executor = start(store, cache=uri)
+    user = store.job(store.instantiate(program))
+    assert isinstance(await executor.run_build(user, Context()), Built)
+    other = chroot("w2")
+    assert (await start(other, cache=uri).run_build(user, Context())).substituted
+    assert other.is_valid(job.outputs["out"])
+    # The process that did not take it is replaced.
+    executor._run = None
+    more = store.job(store.instantiate(build("more", "echo > $out")))
+    assert isinstance(await executor.run_build(more, Context()), Built)
+
+
 async def test_what_two_builds_need_is_fetched_at_once_and_by_one_of_them(chroot, start, tmp_path):
     evaluated = chroot("eval")
     with WebCache(tmp_path / "cache") as web:
