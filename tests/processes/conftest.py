@@ -54,11 +54,15 @@ class FarmOfProcesses:
         self.endpoint = ""
 
     def server(self, *options: str, listen: str | None = None) -> subprocess.Popen[bytes]:
-        """Starts a server, at the address of the last one unless told otherwise."""
+        """Starts a server, at the address of the last one unless told otherwise.
+
+        Its policy does not look at how busy the machine is: the tests themselves keep it so.
+        """
         ready = self.folder / f"ready-{len(self.processes)}.json"
         process = self._start(
             "server", "--state-dir", str(self.folder / "state"), "--ready-file", str(ready),
-            "--listen", listen or self.endpoint or "tcp://127.0.0.1:0", *options,
+            "--listen", listen or self.endpoint or "tcp://127.0.0.1:0", "--policy", "simple",
+            *options,
         )  # fmt: skip
         until(lambda: ready.exists() or process.poll() is not None, "server starts", START_SECS)
         assert process.poll() is None, self.log(process)
