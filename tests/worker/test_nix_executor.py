@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 import trio
 
 from actors.nix.settings import Nix
+from actors.worker.executors import nix_run
 from actors.worker.executors.base import Built, Failed
 from actors.worker.executors.nix import NixExecutor
 from tests.nix.real import ChrootStore, build, needs_nix
@@ -39,8 +42,9 @@ async def start(nix_env, monkeypatch):
         monkeypatch.setenv(name, nix_env[name])
     started = []
 
-    def of(store: ChrootStore, **nix) -> NixExecutor:
-        executor = NixExecutor(Nix(store.uri, **nix))
+    def of(store: ChrootStore | str, **nix) -> NixExecutor:
+        uri = store if isinstance(store, str) else store.uri
+        executor = NixExecutor(Nix(uri, **nix))
         executor.start()
         started.append(executor)
         return executor
@@ -328,6 +332,50 @@ async def test_what_runs_is_kept_from_the_garbage_collector(chroot, start):
         await trio.to_thread.run_sync(store.run, "nix-store", "--gc")
     assert isinstance(outcome[0], Built), outcome
     assert store.read(job.outputs["out"]) == "lib\n"
+
+
+# -- a daemon --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path, chroot, nix_env):
+    """The store of a Nix daemon, and its address."""
+    store, socket = chroot("w1"), tmp_path / "socket"
+    env = {
+        **nix_env,
+        "NIX_DAEMON_SOCKET_PATH": str(socket),
+        "NIX_REMOTE": f"local?root={store.uri}",
+    }
+    process = subprocess.Popen(["nix-daemon", "--daemon"], env=env, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not socket.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield store, f"unix://{socket}?root={store.uri}"
+    process.terminate()
+    process.wait()
+
+
+async def test_a_daemon_builds_within_the_limits_it_is_not_told(
+    daemon, start, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(nix_run, "OVERTIME_SECS", 0.2)
+    store, uri = daemon
+    executor = start(uri, cache=f"file://{tmp_path}/cache")
+    context = Context()
+    job = store.job(store.instantiate(build("good", "echo a log; echo > $out")))
+    assert isinstance(await executor.run_build(job, context), Built)
+    assert context.output == b"a log\n"
+    assert len(list((tmp_path / "cache").glob("*.narinfo"))) == 1
+    bad = store.job(store.instantiate(build("bad", "echo a log; exit 3")))
+    failed = await executor.run_build(bad, Context())
+    assert (failed.kind, failed.error.endswith("failed with exit code 3")) == ("Permanent", True)
+    mark = f"{30_000 + os.getpid()}"
+    for limits, words in (({"timeout": 1}, "1 s"), ({"silent": 1}, "1 s without output")):
+        slow = store.job(store.instantiate(build("slow", f"echo; sleep {mark}")), **limits)
+        failed = await executor.run_build(slow, Context())
+        assert (failed.kind, failed.error) == ("Timeout", f"timed out after {words}")
+        await until(lambda: not builders(mark), 5)
 
 
 # -- two stores and a cache ------------------------------------------------------------------------
