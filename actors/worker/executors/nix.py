@@ -4,7 +4,7 @@ Theory of operation. A Nix program takes 40 ms and more to start, so the process
 has a `nix-store --serve --write` of its own for builds, and one for fetching from the binary cache
 once something is missing (a process that has built never substitutes again); one more answers
 scoring. What a build needs and makes is locked in its process, which makes it a root of the
-garbage collector until the process ends; it is replaced after `MAX_BUILDS` builds, for the list of
+garbage collector until the process ends; it is replaced after `MAX_JOBS` jobs, for the list of
 these roots only grows.
 
 A process whose answer nobody waits for any more is useless, so a job that is stopped ends its
@@ -37,8 +37,9 @@ from actors.worker.executors.nix_upload import Uploader
 from actors.worker.executors.spec import BadSpec
 from transport import messages as m
 
-MAX_BUILDS = 500
+MAX_JOBS = 500
 """Of one process."""
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -126,6 +127,7 @@ class NixExecutor:
 
     async def _build(self, slot: _Slot, job: m.BuildJob, context: JobContext) -> Built | Failed:
         drv = basic_derivation(job)
+        slot.jobs += 1
         builder = await slot.builder()
         outputs = list(job.outputs.values())
         absent = await _missing(builder, outputs)
@@ -162,7 +164,6 @@ class NixExecutor:
                 except Overtime as error:
                     slot.is_broken = True
                     return Failed("Timeout", str(error), metrics=run.metrics)
-            slot.builds += 1
             metrics = run.metrics
             failure = failure_of(job, result, run)
             if failure is not None:
@@ -275,13 +276,13 @@ class _Slot:
         self._builder: ServeProcess | None = None
         self.fetcher = Fetcher(argv, env)
         self.uploader = Uploader(nix, env)
-        self.builds = 0
+        self.jobs = 0
         self.is_broken = False
         """Whether its process is busy with a build that nobody waits for."""
 
     @property
     def is_worn(self) -> bool:
-        return self.is_broken or self.builds >= MAX_BUILDS
+        return self.is_broken or self.jobs >= MAX_JOBS
 
     async def builder(self) -> ServeProcess:
         """The process for builds, a new one if it has ended. Raises `ServeFailed`."""
