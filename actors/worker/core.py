@@ -263,7 +263,7 @@ class WorkerCore:
                 self._start_cluster(message)
             case m.AbortCluster():
                 self._abort_cluster(message)
-            case m.ClusterSignal(attempt, payload, _, sender):
+            case m.ClusterSignal(attempt, payload, _, m.MemberRef() as sender):
                 task = self.jobs.of_attempt(attempt)
                 if task is not None and not task.is_held and task.stop is None:
                     claim = task.assignment
@@ -329,15 +329,20 @@ class WorkerCore:
                 gap = f"[{task.unsent_log_bytes} bytes of log lost without a server]\n"
                 self._send(m.LogChunk(claim.job_id, claim.assignment_id, gap.encode()))
                 task.unsent_log_bytes = 0
-            for signal in task.unsent_signals:
-                self._send(signal)
-            task.unsent_signals.clear()
+            self._send_signals(task.unsent_signals)
+            task.drops_signals = False
         for report in list(self.jobs.reports.values()):
             if report.assignment_id not in resumed:
                 del self.jobs.reports[report.assignment_id]
                 continue
+            self._send_signals(report.unsent_signals)
             for message in report.messages:
                 self._send(message)
+
+    def _send_signals(self, unsent: list[m.ClusterSignal]) -> None:
+        for signal in unsent:
+            self._send(signal)
+        unsent.clear()
 
     def _refused(self, reject: m.Reject, now: float) -> None:
         hint = _REFUSALS.get(reject.code)
@@ -583,8 +588,10 @@ class WorkerCore:
             self._send(signal)
         elif len(task.unsent_signals) < MAX_UNSENT_SIGNALS:
             task.unsent_signals.append(signal)
-        else:
-            self._note("warning", "a cluster signal is dropped: the server is away for too long")
+        elif not task.drops_signals:
+            task.drops_signals = True
+            text = f"signals of cluster member {task.assignment.job_id} are dropped"
+            self._note("warning", f"{text}: {MAX_UNSENT_SIGNALS} wait for a server")
 
     def _finish(self, event: e.JobFinished) -> None:
         task = self.jobs.tasks.get(event.assignment_id)

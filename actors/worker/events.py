@@ -186,7 +186,7 @@ class DeliverSignal(Struct, frozen=True):
     """Another member's signal to a running one."""
 
     assignment_id: str
-    sender: m.MemberRef | None
+    sender: m.MemberRef
     payload: bytes
 
 

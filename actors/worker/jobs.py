@@ -10,7 +10,8 @@ import trio
 
 from actors.worker import events as e
 from actors.worker.executors.base import Executor, Failed, Outcome, Spans
-from actors.worker.signals import Member, Signal
+from actors.worker.signal_lines import Signal
+from actors.worker.signals import Member
 from transport import messages as m
 
 log = logging.getLogger("headrace.worker")

@@ -21,7 +21,8 @@ from actors.worker.core import WorkerCore
 from actors.worker.executors.base import Executor, score_as_missing
 from actors.worker.jobs import Questions, ReportingContext, run_job
 from actors.worker.link import Link
-from actors.worker.signals import Member, Signal
+from actors.worker.signal_lines import Signal
+from actors.worker.signals import Member
 from transport import messages as m
 from transport.codec import Decoder, Malformed
 from transport.interface import ConnectionLost, Connector

@@ -1,95 +1,95 @@
 """How the process of a cluster member talks to the other members.
 
 It finds `HEADRACE_CLUSTER` (JSON: who it is and who the others are) and `HEADRACE_SIGNAL_SOCKET`, a
-Unix stream socket, in its environment. On the socket each line is one JSON object:
+Unix stream socket for the lines of `signal_lines`, in its environment.
 
-    {"to": {"role": "client", "index": 0}, "payload": "text"}      sent; without `to` to all others
-    {"from": {"role": "server", "index": 0}, "payload": "text"}    received
-    {"error": "..."}                                               a line that was not sent, and why
-
-Bytes that are no UTF-8 travel as `payload_base64`. Signals are kept until the process connects, at
-most `MAX_KEPT` of them; what comes then is dropped. Several connections each get every signal that
-comes while they are open; the first one gets what was kept.
+Theory of operation. A signal for the process waits in a mailbox, in order and bounded. The
+process's connection empties it; between two connections it waits for the next. While several are
+open each has a mailbox of its own, so that all hear everything.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
+import hashlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import trio
-from msgspec import Struct
 
+from actors.worker.signal_lines import (
+    MAX_LINE_BYTES,
+    BadSignal,
+    LineSplitter,
+    Signal,
+    error_line,
+    read_line,
+    write_line,
+)
 from transport import messages as m
 
 log = logging.getLogger("headrace.worker")
 
 CLUSTER, SOCKET = "HEADRACE_CLUSTER", "HEADRACE_SIGNAL_SOCKET"
-MAX_LINE_BYTES = 2 * m.MAX_SIGNAL_BYTES
-MAX_KEPT = 256
+MAX_WAITING = 256
+MAX_WAITING_BYTES = 8 * 2**20
 MAX_CONNECTIONS = 16
-_READ_BYTES = 2**16
+_LAST_READ_SECS = 2.0
+# The address of a Unix socket has 103 bytes at least on all systems; our own names need 39.
+_MAX_PLACE_BYTES = 60
+
+Write = Callable[[bytes], Awaitable[None]]
+T = TypeVar("T")
 
 
-class BadSignal(ValueError):
-    """A line that cannot be sent; the text says why."""
+class CannotListen(Exception):
+    """There can be no socket for the member; the text is one line."""
 
 
-class Signal(Struct, frozen=True):
-    """From or to a member; `peer` is none for all others."""
+class Mailbox:
+    """Lines on their way to the process. What comes while it is full is counted in their midst."""
 
-    peer: m.MemberRef | None
-    payload: bytes
+    def __init__(self) -> None:
+        self._waiting: deque[bytes | int] = deque()
+        """Lines, and numbers of those that were dropped there."""
+        self._bytes = 0
+        self._filled = trio.Event()
 
+    def put(self, line: bytes) -> bool:
+        """Whether there was room."""
+        fits = len(self._waiting) < MAX_WAITING and self._bytes + len(line) <= MAX_WAITING_BYTES
+        if fits:
+            self._waiting.append(line)
+            self._bytes += len(line)
+        elif isinstance(last := self._waiting[-1], int):
+            self._waiting[-1] = last + 1
+        else:
+            self._waiting.append(1)
+        self._filled.set()
+        return fits
 
-class _Line(Struct, frozen=True, forbid_unknown_fields=True):
-    to: m.MemberRef | None = None
-    payload: str | None = None
-    payload_base64: str | None = None
-
-
-def read_line(line: bytes) -> Signal:
-    """A line of the process. Raises `BadSignal`."""
-    try:
-        told = msgspec.json.decode(line, type=_Line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadSignal(f"not a signal: {error}") from None
-    if (told.payload is None) == (told.payload_base64 is None):
-        raise BadSignal("give either payload or payload_base64")
-    try:
-        payload = (
-            base64.b64decode(told.payload_base64, validate=True)
-            if told.payload_base64 is not None
-            else (told.payload or "").encode()
-        )
-    except binascii.Error:
-        raise BadSignal("payload_base64 is not base64") from None
-    if len(payload) > m.MAX_SIGNAL_BYTES:
-        raise BadSignal(f"the payload of {len(payload)} bytes exceeds {m.MAX_SIGNAL_BYTES}")
-    return Signal(told.to, payload)
-
-
-def write_line(signal: Signal) -> bytes:
-    """A line for the process."""
-    try:
-        payload = {"payload": signal.payload.decode()}
-    except UnicodeDecodeError:
-        payload = {"payload_base64": base64.b64encode(signal.payload).decode()}
-    return msgspec.json.encode({"from": signal.peer, **payload}) + b"\n"
-
-
-def error_line(text: str) -> bytes:
-    return msgspec.json.encode({"error": text}) + b"\n"
+    async def empty(self, write: Write) -> None:
+        """Writes until cancelled. What was not written to its end stays."""
+        while True:
+            await self._filled.wait()
+            while self._waiting:
+                line = self._waiting[0]
+                if isinstance(line, int):
+                    self._waiting.popleft()
+                    await write(error_line(f"{line} signals were dropped: they were not read"))
+                else:
+                    await write(line)
+                    self._waiting.popleft()
+                    self._bytes -= len(line)
+            self._filled = trio.Event()
 
 
 class Member:
@@ -104,8 +104,15 @@ class Member:
         self._seat = seat
         self._roster = list(roster)
         self._send = send
-        self._kept: deque[Signal] = deque()
-        self._readers: list[trio.MemorySendChannel[Signal]] = []
+        own = m.MemberRef(seat.role, seat.index)
+        members = [m.MemberRef(entry.role, entry.index) for entry in roster]
+        self._others = [member for member in members if member != own]
+        self._is_primary = any(
+            entry.primary for entry, member in zip(roster, members, strict=True) if member == own
+        )
+        self._mailbox = Mailbox()
+        """Of the next connection, while none is open."""
+        self._open: list[Mailbox] = []
         self.dropped = 0
         """Signals that nobody read in time."""
 
@@ -113,110 +120,169 @@ class Member:
     def description(self) -> str:
         """The value of `HEADRACE_CLUSTER`."""
         seat = self._seat
-        own = (seat.role, seat.index)
         told: dict[str, Any] = {
             "attempt": seat.attempt,
             "role": seat.role,
             "index": seat.index,
-            "primary": any(e.primary for e in self._roster if (e.role, e.index) == own),
+            "primary": self._is_primary,
             "roster": msgspec.to_builtins(self._roster),
         }
         return msgspec.json.encode(told).decode()
 
     def deliver(self, signal: Signal) -> None:
         """A signal of another member."""
-        if not self._readers:
-            if len(self._kept) < MAX_KEPT:
-                self._kept.append(signal)
-            else:
-                self.dropped += 1
-            return
-        for reader in self._readers:
-            try:
-                reader.send_nowait(signal)
-            except (trio.WouldBlock, trio.BrokenResourceError):
-                self.dropped += 1
+        line = write_line(signal)
+        for mailbox in self._open or [self._mailbox]:
+            self.dropped += not mailbox.put(line)
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """One connection of the process, until it ends."""
-        if len(self._readers) >= MAX_CONNECTIONS:
-            await _write(stream, error_line(f"more than {MAX_CONNECTIONS} connections"))
-            return
-        to_reader, signals = trio.open_memory_channel[Signal](2 * MAX_KEPT)
-        while self._kept:
-            to_reader.send_nowait(self._kept.popleft())
-        self._readers.append(to_reader)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._pass_on, stream, signals)
-                await self._read(stream)
-                nursery.cancel_scope.cancel()
-        finally:
-            self._readers.remove(to_reader)
+        # Two tasks write to it: signals, and answers to bad lines.
+        writing = trio.Lock()
 
-    async def _pass_on(
-        self, stream: trio.SocketStream, signals: trio.MemoryReceiveChannel[Signal]
-    ) -> None:
-        async for signal in signals:
-            await _write(stream, write_line(signal))
+        async def write(line: bytes) -> None:
+            async with writing:
+                await stream.send_all(line)
 
-    async def _read(self, stream: trio.SocketStream) -> None:
-        buffer = bytearray()
+        async with stream:
+            if len(self._open) >= MAX_CONNECTIONS:
+                text = f"more than {MAX_CONNECTIONS} connections; close one of them"
+                await _if_connected(write, error_line(text))
+                return
+            mailbox = Mailbox() if self._open else self._mailbox
+            self._open.append(mailbox)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_if_connected, mailbox.empty, write)
+                    await self._read(stream, write)
+                    nursery.cancel_scope.cancel()
+            finally:
+                self._open.remove(mailbox)
+                if not self._open:
+                    self._mailbox = mailbox
+
+    async def _read(self, stream: trio.SocketStream, write: Write) -> None:
+        splitter = LineSplitter()
         try:
             async for data in stream:
-                buffer += data
-                while (end := buffer.find(b"\n")) >= 0:
-                    line = bytes(buffer[:end])
-                    del buffer[: end + 1]
-                    if line.strip():
-                        await self._take(stream, line)
-                if len(buffer) > MAX_LINE_BYTES:
-                    await _write(stream, error_line(f"a line exceeds {MAX_LINE_BYTES} bytes"))
-                    return
+                for line in splitter.feed(bytes(data)):
+                    await self._take(line, write)
         except trio.BrokenResourceError:
-            return
+            pass  # what it had sent before has arrived
+        for line in splitter.feed(b"\n"):
+            await self._take(line, write)
 
-    async def _take(self, stream: trio.SocketStream, line: bytes) -> None:
+    async def _take(self, line: bytes | None, write: Write) -> None:
+        """A line of the process; none: it is too long."""
+        if line is not None and not line.strip():
+            return
         try:
-            signal = read_line(line)
+            signal = self._signal_of(line)
         except BadSignal as error:
-            await _write(stream, error_line(str(error)))
-            return
-        to = signal.peer
-        if to is None or any((e.role, e.index) == (to.role, to.index) for e in self._roster):
-            await self._send(signal)
+            await _if_connected(write, error_line(str(error)))
         else:
-            await _write(stream, error_line(f"there is no member {to.role} {to.index}"))
+            await self._send(signal)
+
+    def _signal_of(self, line: bytes | None) -> Signal:
+        if line is None:
+            raise BadSignal(f"a line exceeds {MAX_LINE_BYTES} bytes")
+        signal = read_line(line)
+        to = signal.peer
+        if to is not None and to not in self._others:
+            raise BadSignal(f"there is no other member {to.role} {to.index}")
+        return signal
 
 
-async def _write(stream: trio.SocketStream, line: bytes) -> None:
+async def _if_connected(work: Callable[[T], Awaitable[None]], argument: T) -> None:
     try:
-        await stream.send_all(line)
+        await work(argument)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return  # the process is gone, or reads no more
 
 
 @asynccontextmanager
-async def offered(member: Member | None) -> AsyncIterator[dict[str, str]]:
-    """The environment that a member's process gets; its socket lives as long as the block."""
+async def offered(member: Member | None, owner: Path) -> AsyncIterator[dict[str, str]]:
+    """The environment that a member's process gets; its socket lives as long as the block.
+
+    When the block ends in order, the process has ended: what it had sent by then is passed on.
+
+    Args:
+        member: none for a job that is no member; its environment is empty.
+        owner: a directory of this worker alone, see `remove_leftovers`.
+
+    Raises:
+        CannotListen: before the block.
+    """
     if member is None:
         yield {}
         return
-    # Not below the state directory: the address of a Unix socket has 107 bytes at most.
-    directory = Path(tempfile.mkdtemp(prefix="headrace-"))
-    path = directory / "signals"
+    directory, listening = _listen(owner)
     try:
-        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as listening:
-            await listening.bind(os.fspath(path))
-            path.chmod(0o600)
-            listening.listen(MAX_CONNECTIONS)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(
-                    trio.serve_listeners, member.serve, [trio.SocketListener(listening)]
-                )
-                yield {CLUSTER: member.description, SOCKET: os.fspath(path)}
-                nursery.cancel_scope.cancel()
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        accepting = trio.CancelScope()
+        async with trio.open_nursery() as connections:
+            connections.start_soon(_accept, listener, member, connections, accepting)
+            yield {CLUSTER: member.description, SOCKET: listening.getsockname()}
+            accepting.cancel()
+            for stream in _not_yet_accepted(listening):
+                connections.start_soon(member.serve, stream)
+            # Something that left the builder's session may hold a connection for ever.
+            connections.cancel_scope.deadline = trio.current_time() + _LAST_READ_SECS
     finally:
+        listening.close()
         shutil.rmtree(directory, ignore_errors=True)
         if member.dropped:
             log.warning("%d signals to a cluster member were not read and dropped", member.dropped)
+
+
+async def _accept(
+    listener: trio.SocketListener,
+    member: Member,
+    connections: trio.Nursery,
+    accepting: trio.CancelScope,
+) -> None:
+    with accepting:
+        await trio.serve_listeners(member.serve, [listener], handler_nursery=connections)
+
+
+def _not_yet_accepted(listening: socket.socket) -> Iterator[trio.SocketStream]:
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return  # no more wait
+        yield trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+
+
+def _listen(owner: Path) -> tuple[Path, socket.socket]:
+    """A socket in a directory of its own. Raises `CannotListen`."""
+    directory = None
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=_prefix(owner), dir=_place()))
+        path = directory / "signals"
+        listening.bind(os.fspath(path))
+        path.chmod(0o600)
+        listening.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise CannotListen(f"no socket for the cluster's signals: {error}") from None
+    return directory, listening
+
+
+def remove_leftovers(owner: Path) -> None:
+    """Removes the sockets of a worker that was killed."""
+    for left in _place().glob(f"{_prefix(owner)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _prefix(owner: Path) -> str:
+    return f"headrace-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:12]}-"
+
+
+def _place() -> Path:
+    """Where sockets are: not in the state directory, whose path may be too long for an address."""
+    place = tempfile.gettempdir()
+    return Path(place if len(os.fsencode(place)) <= _MAX_PLACE_BYTES else "/tmp")  # noqa: S108 - the directories in it have random names and are private

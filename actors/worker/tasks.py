@@ -38,6 +38,8 @@ class Task:
     unsent_log_bytes: int = 0
     unsent_signals: list[m.ClusterSignal] = field(default_factory=list)
     """Of a cluster member, while there is no session."""
+    drops_signals: bool = False
+    """There were more of them than can wait."""
     progress_at: float | None = None
 
     @property
@@ -51,6 +53,8 @@ class Report(Struct, frozen=True):
     job_id: str
     assignment_id: str
     messages: list[m.Message]
+    unsent_signals: list[m.ClusterSignal]
+    """What a cluster member said last, without a session: goes before the report, once."""
 
 
 class JobTable:
@@ -112,7 +116,10 @@ class JobTable:
         if messages:
             claim = task.assignment
             self.reports[claim.assignment_id] = Report(
-                claim.job_id, claim.assignment_id, [*task.replay, *messages]
+                claim.job_id,
+                claim.assignment_id,
+                [*task.replay, *messages],
+                task.unsent_signals,
             )
         return messages
 

@@ -498,3 +498,98 @@ def test_signals_wait_for_a_session_and_never_without_bound(driver):
     worker.wait(2)
     sent = [x for x in worker.serve(resumed=["a1"]) if isinstance(x, m.ClusterSignal)]
     assert [x.payload for x in sent] == [b"%d" % n for n in range(MAX_UNSENT_SIGNALS)]
+
+
+def test_a_signal_that_names_no_sender_is_dropped(driver):
+    worker = driver()
+    worker.serve()
+    worker.assign(1, seat=seat())
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.receive(m.ClusterSignal("t1", b"x"))
+    assert worker.effects == []
+
+
+def test_a_member_that_is_stopped_is_sent_nothing_and_says_nothing(driver):
+    worker = driver()
+    worker.serve()
+    worker.assign(1, seat=seat())
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.receive(m.AbortCluster(attempt="t1", reason="x"))
+    worker.receive(m.ClusterSignal("t1", b"x", None, m.MemberRef("lead", 0)))
+    assert worker.effects == []
+    assert worker.step(e.SignalSent("a1", None, b"x")) == []
+
+
+def test_signals_that_are_dropped_are_noted_once_an_outage(driver):
+    worker = driver()
+    worker.serve()
+    worker.assign(1, seat=seat())
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    for _ in range(2):
+        worker.lose()
+        notes = []
+        for _ in range(MAX_UNSENT_SIGNALS + 5):
+            worker.step(e.SignalSent("a1", None, b"x"))
+            notes += worker.did(e.Note)
+        assert [note.level for note in notes] == ["warning"]
+        assert "j1" in notes[0].text
+        worker.serve(resumed=["a1"])
+
+
+def test_last_signals_of_a_member_that_ended_without_a_session_go_before_its_report(driver):
+    worker = driver()
+    worker.serve()
+    worker.assign(1, seat=seat())
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.lose()
+    worker.step(e.SignalSent("a1", None, b"done"))
+    worker.finish(1, BUILT)
+    sent = [
+        x for x in worker.serve(resumed=["a1"]) if isinstance(x, m.ClusterSignal | m.JobCompleted)
+    ]
+    assert [type(x) for x in sent] == [m.ClusterSignal, m.JobCompleted]
+    # The report was not confirmed: it goes out again, the signal does not.
+    worker.lose()
+    sent = worker.serve(resumed=["a1"])
+    assert "JobCompleted" in names(sent)
+    assert "ClusterSignal" not in names(sent)
+
+
+def test_a_late_or_second_start_runs_nothing_twice(driver):
+    worker = driver(builds=2)
+    worker.serve()
+    worker.assign(1, seat=seat())
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    assert worker.effects == []
+    worker.finish(1, BUILT)
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    assert worker.effects == []
+
+
+def test_a_running_member_is_resumed_and_a_held_one_is_not(driver):
+    worker = driver(builds=2)
+    worker.serve()
+    worker.assign(1, seat=seat("t1"))
+    worker.assign(2, seat=seat("t2"))
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.lose()
+    worker.serve(resumed=["a1"])
+    assert worker.hello.running == [m.ClaimRef("j1", "a1")]
+    assert not worker.did(e.StopJob)
+    # Its slot is free again, and the attempt may be abandoned or tried with another member.
+    assert worker.assign(3, seat=seat("t2"))[0].accepted
+
+
+def test_the_next_attempt_waits_until_nothing_of_the_last_one_runs(driver):
+    worker = driver(builds=2)
+    worker.serve()
+    worker.assign(1, seat=seat("t1"))
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.receive(m.AbortCluster(attempt="t1", reason="a member was lost"))
+    again = m.AssignJob("j1", "a2", worker.core.jobs.tasks["a1"].assignment.job, seat("t2"))
+    [answer] = [x for x in worker.receive(again) if isinstance(x, m.AssignJobResponse)]
+    assert not answer.accepted
+    worker.finish(1)
+    again = m.AssignJob("j1", "a3", again.job, seat("t3"))
+    assert worker.receive(again)[0].accepted

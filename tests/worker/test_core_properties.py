@@ -67,6 +67,9 @@ class AnyServer(RuleBasedStateMachine):
                     assert assignment_id in self.running
                     assert assignment_id not in self.stopped
                     self.stopped.add(assignment_id)
+                case e.DeliverSignal(assignment_id, _, _):
+                    assert self.running[assignment_id].seat is not None
+                    assert assignment_id not in self.stopped
                 case e.ScorePage():
                     self.pages.append(effect)
                 case e.Send(message):
@@ -138,6 +141,10 @@ class AnyServer(RuleBasedStateMachine):
     def aborts_cluster(self, attempt):
         self.receive(m.AbortCluster(attempt, "x"))
 
+    @rule(attempt=ATTEMPTS, sender=st.none() | st.just(m.MemberRef("r", 1)))
+    def signals(self, attempt, sender):
+        self.receive(m.ClusterSignal(attempt, b"x", None, sender))
+
     @rule(number=NUMBERS, fresh=st.integers(0, 20))
     def aborts(self, number, fresh):
         self.receive(m.AbortJob(f"j{number}", f"a{fresh}", "x"))
@@ -179,6 +186,7 @@ class AnyServer(RuleBasedStateMachine):
         assignment_id = next(iter(self.running))
         self.step(e.JobLogged(assignment_id, b"line\n"))
         self.step(e.EvalAdvanced(assignment_id, 3))
+        self.step(e.SignalSent(assignment_id, None, b"x"))
 
     @precondition(lambda self: self.drained_at is None)
     @rule()

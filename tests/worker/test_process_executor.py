@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 import trio
 
+from actors.worker import signals
 from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors import process as process_module
 from actors.worker.executors.base import Built, Evaluated, Failed, Spans
 from actors.worker.executors.process import ProcessExecutor
 from actors.worker.executors.store import DirectoryStore
-from actors.worker.signals import Member, Signal
+from actors.worker.signal_lines import Signal
+from actors.worker.signals import Member
 from transport import messages as m
 
 
@@ -568,3 +571,70 @@ async def test_a_cluster_member_finds_its_cluster_and_its_socket(executor, store
     assert isinstance(await executor.run_build(member, context), Built)
     assert store.entry("/nix/store/p").read_text() == "leadthe port"
     assert sent == [Signal(None, b"mine")]
+
+
+def has_directory(file):
+    return Path(file).parent.exists()
+
+
+def member(send=None):
+    async def nowhere(signal):
+        await trio.lowlevel.checkpoint()
+
+    roster = [m.RosterEntry("lead", 0, "w1", primary=True), m.RosterEntry("helper", 1, "w2", False)]
+    return Member(m.ClusterSeat("t1", "lead", 0, 30.0), roster, send or nowhere)
+
+
+async def test_a_stopped_member_leaves_no_process_and_no_socket(executor, store, tmp_path):
+    context = Context()
+    context.member = member()
+    mark = tmp_path / "mark"
+    script = (
+        f"sleep 600 & echo $HEADRACE_SIGNAL_SOCKET $$ $! > {mark}.new; mv {mark}.new {mark}; wait"
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(executor.run_build, job(script), context)
+        await until(mark.exists)
+        nursery.cancel_scope.cancel()
+    socket, *pids = mark.read_text().split()
+    assert not has_directory(socket)
+    await until(lambda: not any(is_running(int(pid)) for pid in pids))
+    assert not store.is_valid("/nix/store/p")
+
+
+async def test_signals_of_a_process_that_ends_at_once_are_sent(executor):
+    context, sent = Context(), []
+
+    async def send(signal):
+        await trio.lowlevel.checkpoint()
+        sent.append(signal.payload)
+
+    context.member = member(send)
+    for number in range(5):
+        context.member.deliver(Signal(m.MemberRef("helper", 1), b"%d" % number))
+    code = (
+        "import os,socket;s=socket.socket(socket.AF_UNIX);"
+        "s.connect(os.environ['HEADRACE_SIGNAL_SOCKET']);"
+        "open(os.environ['out'],'w').close();"
+        '[s.sendall(b\'{"payload":"%d"}\\n\'%n) for n in range(300)];os._exit(0)'
+    )
+    made = job("unused", builder=sys.executable, args=["-c", code])
+    assert isinstance(await executor.run_build(made, context), Built)
+    assert sent == [b"%d" % number for number in range(300)]
+
+
+async def test_a_member_that_cannot_have_a_socket_may_be_tried_again(
+    executor, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(signals, "_place", lambda: tmp_path / "absent")
+    context = Context()
+    context.member = member()
+    failed = await executor.run_build(job("true"), context)
+    assert failed.kind == "Transient"
+    assert "no socket" in failed.error
+
+
+async def test_sockets_of_a_killed_worker_are_removed_at_the_next_start(executor, tmp_path):
+    async with signals.offered(member(), tmp_path / "builds") as env:
+        executor.start()
+        assert not has_directory(env[signals.SOCKET])

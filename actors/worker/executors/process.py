@@ -47,7 +47,7 @@ from actors.worker.executors.store import (
     remove_tree,
     tree_disk_bytes,
 )
-from actors.worker.signals import offered
+from actors.worker.signals import CannotListen, offered, remove_leftovers
 from transport import messages as m
 
 log = logging.getLogger("headrace.worker")
@@ -113,6 +113,7 @@ class ProcessExecutor:
                 continue
         for left in self._builds.iterdir():
             remove_tree(left)
+        remove_leftovers(self._builds)
 
     def score(self, candidates: Sequence[m.JobCandidate]) -> list[m.Score]:
         return score_candidates(candidates, self._store.is_valid)
@@ -125,8 +126,11 @@ class ProcessExecutor:
             spec = read_spec(job, relocate)
         except BadSpec as error:
             return Failed("Permanent", str(error))
-        async with offered(context.member) as more:
-            return await self._build(job, context, spec, relocate, more)
+        try:
+            async with offered(context.member, self._builds) as more:
+                return await self._build(job, context, spec, relocate, more)
+        except CannotListen as error:
+            return Failed("Transient", str(error))
 
     async def _build(
         self,
