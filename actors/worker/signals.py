@@ -226,7 +226,9 @@ async def offered(member: Member | None, owner: Path) -> AsyncIterator[dict[str,
             accepting.cancel()
             for stream in _not_yet_accepted(listening):
                 connections.start_soon(member.serve, stream)
-            # Something that left the builder's session may hold a connection for ever.
+            # The member is done, whoever wants it stopped from here on. But something that left the
+            # builder's session may hold a connection for ever.
+            connections.cancel_scope.shield = True
             connections.cancel_scope.deadline = trio.current_time() + _LAST_READ_SECS
     finally:
         listening.close()

@@ -1,4 +1,4 @@
-"""The example of docs/cluster-members.md on real processes: three members meet by signals."""
+"""Members of clusters as real processes: the example of docs/cluster-members.md, and their ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from tests.processes.conftest import until
+from tests.processes.conftest import build, until
+
+pytestmark = pytest.mark.processes
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "cluster-rendezvous"
 
@@ -55,8 +59,7 @@ def test_a_cluster_waits_for_machines_and_says_so(farm):
     until(lambda: farm.json("cluster", "show", cluster)["status"] == "Completed", "it ends", 60)
 
 
-@pytest.mark.parametrize("loses", ["w1"])
-def test_a_lost_member_takes_the_attempt_along_and_the_next_one_succeeds(farm, loses):
+def test_a_lost_member_takes_the_attempt_along_and_the_next_one_succeeds(farm):
     farm.server("--tick", "0.5", "--reconnect-grace", "1", "--cluster-retry-delay", "0.5")
     workers = {name: farm.worker(name, slots=1) for name in ("w1", "w2", "w3")}
     made = json.loads(submission("third"))
@@ -67,16 +70,86 @@ def test_a_lost_member_takes_the_attempt_along_and_the_next_one_succeeds(farm, l
         member["job"]["args"][2] = code.replace(
             "share = sum(",
             f"mark = pathlib.Path({str(mark)!r})\nif not mark.exists():\n"
-            "    mark.touch()\n    import time\n    time.sleep(600)\nshare = sum(",
+            "    mark.write_text(os.environ['HEADRACE_SIGNAL_SOCKET'])\n"
+            "    import time\n    time.sleep(600)\nshare = sum(",
         )
     answer = farm.json("submit", "-", stdin=json.dumps(made))
     [cluster] = answer["clusters"]
     until(lambda: len(list(farm.folder.glob("mark-*"))) == 3, "all have met", 60)
-    workers[loses].kill()
-    workers[loses].wait()
-    farm.worker(loses, slots=1)  # it ends what its predecessor left behind
+    workers["w1"].kill()
+    workers["w1"].wait()
+    farm.worker("w1", slots=1)  # it ends what its predecessor left behind
     shown = until(
         lambda: (c := farm.json("cluster", "show", cluster))["status"] == "Completed" and c,
         "the second attempt ends", 60,
     )  # fmt: skip
     assert [attempt["outcome"] for attempt in shown["history"]] == ["Failed", "Succeeded"]
+    sockets = [Path(mark.read_text()) for mark in farm.folder.glob("mark-*")]
+    assert len(sockets) == 3
+    assert not [socket for socket in sockets if socket.parent.exists()]
+
+
+def python(name: str, code: str) -> dict[str, Any]:
+    return build(name, builder=sys.executable, args=["-c", code])
+
+
+SIGNALS = """
+import json, os, socket
+signals = socket.socket(socket.AF_UNIX)
+signals.connect(os.environ["HEADRACE_SIGNAL_SOCKET"])
+"""
+
+
+def test_last_words_of_a_process_reach_the_others(farm):
+    farm.server("--tick", "0.5")
+    for name in ("w1", "w2"):
+        farm.worker(name, slots=1)
+    says = SIGNALS + (
+        "open(os.environ['out'], 'w').close()\n"
+        "for n in range(100):\n"
+        "    signals.sendall(json.dumps({'payload': str(n)}).encode() + b'\\n')\n"
+        "os._exit(0)\n"
+    )
+    hears = SIGNALS + (
+        "lines = signals.makefile()\n"
+        "heard = [json.loads(lines.readline())['payload'] for _ in range(100)]\n"
+        "open(os.environ['out'], 'w').write(' '.join(heard))\n"
+    )
+    members = [
+        {"role": "says", "job": python("says", says)},
+        {"role": "hears", "job": python("hears", hears)},
+    ]
+    [cluster] = farm.submit(clusters=[{"members": members}])["clusters"]
+    until(lambda: farm.json("cluster", "show", cluster)["status"] == "Completed", "it ends", 60)
+    [output] = (farm.folder / "store").glob("*-hears")
+    assert output.read_text() == " ".join(map(str, range(100)))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_cancelled_cluster_leaves_no_process_and_no_socket(farm):
+    farm.server("--tick", "0.5")
+    for name in ("w1", "w2"):
+        farm.worker(name, slots=1)
+    script = (
+        "sleep 600 & mark={folder}/mark-{name}; "
+        "echo $HEADRACE_SIGNAL_SOCKET $$ $! > $mark.new; mv $mark.new $mark; wait"
+    )
+    members = [
+        {"role": "r", "job": build(name, script.format(folder=farm.folder, name=name))}
+        for name in ("a", "b")
+    ]
+    [cluster] = farm.submit(clusters=[{"members": members}])["clusters"]
+    marks = [farm.folder / "mark-a", farm.folder / "mark-b"]
+    until(lambda: all(mark.exists() for mark in marks), "both run", 60)
+    assert farm.run("cluster", "cancel", cluster).returncode == 0
+    until(lambda: {job["status"] for job in farm.jobs().values()} == {"Aborted"}, "they end")
+    for mark in marks:
+        socket, *pids = mark.read_text().split()
+        assert not Path(socket).parent.exists()
+        assert not [pid for pid in map(int, pids) if is_running(pid)]

@@ -352,6 +352,16 @@ async def test_a_connection_that_outlives_the_process_holds_nobody_up(
         assert escaped.recv(1) == b""
 
 
+async def test_a_member_that_was_done_stays_done_when_it_is_stopped(
+    cluster: Cluster, owner: Path, autojump_clock
+) -> None:
+    with socket.socket(socket.AF_UNIX) as escaped, trio.CancelScope() as scope:
+        async with offered(cluster.member, owner) as env:
+            escaped.connect(env[SOCKET])
+            scope.deadline = trio.current_time() + 1
+    assert not scope.cancelled_caught
+
+
 async def test_a_stopped_member_does_not_wait(cluster: Cluster, owner: Path) -> None:
     with trio.CancelScope() as scope:
         async with offered(cluster.member, owner) as env, await connect(env):
