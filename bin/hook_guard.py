@@ -21,6 +21,7 @@ class Guard:
         Before any thread is started: the process forks.
         """
         told, self._pipe = os.pipe()
+        has_left, leaving = os.pipe()
         if os.fork() == 0:
             status = 1
             try:
@@ -32,6 +33,10 @@ class Guard:
             finally:
                 os._exit(status)
         os.close(told)
+        os.close(leaving)
+        # Ends when the guard has closed its end, out of the reach of what ends us.
+        os.read(has_left, 1)
+        os.close(has_left)
 
     def watch(self, job_id: str) -> None:
         """From now on the job is cancelled when this process is no more."""
