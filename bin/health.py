@@ -1,52 +1,46 @@
-"""`headrace health`: whether a server does all of its work, for whoever watches it."""
+"""`headrace health`: exit code 0 when every actor lives and the ledger takes writes."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import click
 
 from bin.client import connected
-from bin.errors import FAILED
-from bin.options import Target, client_options, json_option
+from bin.errors import FAILED, ServerUnreachable
+from bin.options import SECONDS, Target, client_options, json_option, option
 from bin.output import print_json, say
 from bin.session import run
+from bin.summary import clean
 from transport.interface import Connector
-from transport.messages import CmdStatus, CmdStatusReply
+from transport.messages import CmdHealth, CmdHealthReply
 
 
 @click.command()
+@option(
+    "--timeout",
+    type=SECONDS,
+    default=10.0,
+    show_default=True,
+    help="Seconds within which the server must answer.",
+)
 @json_option
 @client_options
-def health(target: Target, as_json: bool) -> int:
-    """Tell whether the server is well: 0 if it is, 1 with the reasons if not, 3 if it is not there.
+def health(target: Target, timeout: float, as_json: bool) -> int:
+    """Ask the server whether it is well; fails unless it surely is.
 
-    It is not while an actor is down or restarting, while the ledger refuses writes, and once it
-    was told to stop.
+    Every actor must show that it lives, and the ledger must take a write and make it durable.
     """
 
-    async def work(connector: Connector) -> dict[str, Any]:
+    async def work(connector: Connector) -> list[str]:
         async with connected(connector, target.server, target.connect_timeout) as client:
-            return (await client.ask(CmdStatus(request=0), CmdStatusReply)).status
+            reply = await client.ask(CmdHealth(request=0), CmdHealthReply, timeout)
+        return reply.problems
 
-    wrong = ailments(run(target, work)["server"])
+    try:
+        problems = run(target, work)
+    except ServerUnreachable as error:
+        problems = [str(error)]
     if as_json:
-        print_json({"ok": not wrong, "reasons": wrong})
+        print_json({"ok": not problems, "problems": problems})
     else:
-        say("; ".join(wrong) or "ok")
-    return FAILED if wrong else 0
-
-
-def ailments(server: Mapping[str, Any]) -> list[str]:
-    """What is wrong, by the `server` part of a status."""
-    wrong = [
-        f"actor {name} is down"
-        for name, actor in server.get("actors", {}).items()
-        if not actor.get("up", True)
-    ]
-    if server.get("ledger_refuses_writes"):
-        wrong.append("the ledger refuses writes: see the server's log")
-    if server.get("is_stopping"):
-        wrong.append("the server is stopping")
-    return wrong
+        say("; ".join(map(clean, problems)) or "ok")
+    return FAILED if problems else 0

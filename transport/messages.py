@@ -526,6 +526,12 @@ class CmdStatus(Message, frozen=True):
     request: U64
 
 
+class CmdHealth(Message, frozen=True):
+    """Is everything up and does the ledger take writes?"""
+
+    request: U64
+
+
 class CmdJobs(Message, frozen=True):
     """One page of the jobs with ids after `after`, in id order."""
 
@@ -643,6 +649,12 @@ class CmdStatusReply(Message, frozen=True):
     status: dict[str, Any]
 
 
+class CmdHealthReply(Message, frozen=True):
+    request: U64
+    problems: list[Text]
+    """One line each; none when all is well."""
+
+
 class CmdJobsReply(Message, frozen=True):
     request: U64
     jobs: list[dict[str, Any]]
@@ -715,12 +727,13 @@ WORKER_MESSAGES: tuple[type[Message], ...] = (
 )  # fmt: skip
 COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdHello, CmdSubmit, CmdStatus, CmdJobs, CmdWait, CmdCancel, CmdPrioritize, CmdLogs,
-    CmdExplain, CmdResult, CmdDrain, CmdUndrain, CmdClusters, CmdCluster, CmdClusterCancel,
+    CmdExplain, CmdResult, CmdDrain, CmdUndrain, CmdHealth, CmdClusters, CmdCluster,
+    CmdClusterCancel,
 )  # fmt: skip
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,
     Ping, Pong, CmdWelcome, CmdError, CmdSubmitted, CmdStatusReply, CmdJobsReply,
-    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdResultReply, CmdDone,
-    CmdClustersReply, CmdClusterReply,
+    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdResultReply, CmdHealthReply,
+    CmdDone, CmdClustersReply, CmdClusterReply,
 )  # fmt: skip

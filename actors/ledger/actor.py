@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any
 
 import trio
 
@@ -27,6 +25,7 @@ from actors.ledger.port import (
     Committed,
     Forgotten,
     LedgerPort,
+    Offload,
     Query,
     Synced,
 )
@@ -42,15 +41,10 @@ FAILED_PAUSE_SECS = 1.0
 FORGET_EVERY_SECS, FORGET_PAUSE_SECS = 600.0, 0.02
 
 
-Offload = Callable[..., Awaitable[Any]]
-"""Runs a blocking call elsewhere: in a thread, or at once in a simulation."""
-
-
 async def run_ledger(
     port: LedgerPort, offload: Offload = trio.to_thread.run_sync, keep_secs: float = 0.0
 ) -> None:
     """Serves the port until cancelled. Jobs that ended `keep_secs` ago are forgotten; 0 = none."""
-    offload = _counted(port, offload)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
@@ -61,23 +55,12 @@ async def run_ledger(
             nursery.start_soon(_forget, port, offload, keep_secs)
 
 
-def _counted(port: LedgerPort, offload: Offload) -> Offload:
-    async def call(*args: Any) -> Any:
-        port.calls += 1
-        try:
-            return await offload(*args)
-        finally:
-            port.calls -= 1
-
-    return call
-
-
 async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
     while True:
         batch = await port.deferred.head()
         if batch.number > port.committed:
             try:
-                results = await offload(_apply, port, batch)
+                results = await port.deferred.offload(offload, _apply, port, batch)
             except LedgerBusy:
                 continue
             except LedgerFailed as error:
@@ -90,7 +73,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
 def _apply(port: LedgerPort, batch: Batch) -> list[bool]:
     with port.lock:
         results = port.ledger.apply(batch.writes, port.wall_offset(), BUSY_SECS)
-        port.succeeded(batch)
+        port.committed = batch.number
         return results
 
 
@@ -100,7 +83,7 @@ async def _sync(port: LedgerPort, offload: Offload) -> None:
         port.unsynced.done()
         number = port.committed
         try:
-            await offload(port.ledger.sync)
+            await port.unsynced.offload(offload, port.ledger.sync)
         except LedgerFailed:
             # Nothing is promised before it is durable; the disk may come back.
             await trio.sleep(FAILED_PAUSE_SECS)
@@ -114,7 +97,7 @@ async def _admit(port: LedgerPort, offload: Offload) -> None:
         request = await port.admissions.head()
         answer: AdmissionTaken | AdmissionRefused
         try:
-            answer = await offload(_admit_durably, port, request)
+            answer = await port.admissions.offload(offload, _admit_durably, port, request)
         except Refused as error:
             answer = _refused(request, error, is_bad_input=True)
         except LedgerBusy:
@@ -152,7 +135,7 @@ async def _answer(port: LedgerPort, offload: Offload) -> None:
     while True:
         query = await port.queries.head()
         try:
-            result = await offload(_read, port, query)
+            result = await port.queries.offload(offload, _read, port, query)
         except (LedgerBusy, LedgerFailed) as error:
             answer = Answer(query.token, None, str(error))
         else:

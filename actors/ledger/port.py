@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import trio
 from msgspec import Struct
 
+from actors.hangs import Inlet
 from actors.ledger.errors import LedgerBusy, LedgerFailed
 from actors.ledger.records import Admission, Admitted, JobInfo, JobRecord, Write
 from actors.ledger.sqlite import SqliteLedger
@@ -26,6 +27,10 @@ MAX_DEFERRED = 1_000
 """Batches that wait for the ledger thread; from there on dispatch reads no more reports."""
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+Offload = Callable[..., Awaitable[Any]]
+"""Runs a blocking call elsewhere: in a thread, or at once in a simulation."""
 
 
 class Batch(Struct, frozen=True):
@@ -137,7 +142,9 @@ class Waiting(Generic[T]):
     def __init__(self, limit: int) -> None:
         self.items: deque[T] = deque()
         self.taken = 0
-        """How many were handled."""
+        """Grows with every look of the consumer and every item it is done with."""
+        self.in_thread = False
+        """The consumer waits for a thread, which ends when it ends."""
         self._limit = limit
         self._lot = trio.lowlevel.ParkingLot()
 
@@ -156,12 +163,30 @@ class Waiting(Generic[T]):
         """The first item, which stays; one consumer at a time."""
         while not self.items:
             await self._lot.park()
+            self.taken += 1
         return self.items[0]
 
     def done(self) -> None:
         """The head was handled."""
-        self.items.popleft()
         self.taken += 1
+        self.items.popleft()
+
+    def nudge(self) -> None:
+        """Lets a consumer that waits for an item look again: a sign of life in `taken`."""
+        self._lot.unpark()
+
+    async def offload(self, offload: Offload, function: Callable[..., R], *arguments: Any) -> R:
+        """Runs the consumer's blocking call elsewhere."""
+        self.in_thread = True
+        try:
+            result: R = await offload(function, *arguments)
+        finally:
+            self.in_thread = False
+        return result
+
+    def inlet(self, name: str) -> Inlet:
+        """What supervision sees of it."""
+        return Inlet(name, lambda: self.taken, self.nudge, lambda: self.in_thread)
 
 
 class LedgerPort:
@@ -185,15 +210,16 @@ class LedgerPort:
         """A deferred batch failed and dispatch does not know yet: nothing newer may go in."""
         self.committed = 0
         """Number of the newest batch that is in."""
-        self.is_failing = False
-        """The last commit was refused, other than for a lock."""
-        self.calls = 0
-        """Blocking calls of the ledger actor that have not ended: slow is not hung."""
 
     @property
-    def queues(self) -> tuple[Waiting[Any], ...]:
+    def inlets(self) -> tuple[Inlet, ...]:
         """What the ledger actor takes from."""
-        return self.deferred, self.admissions, self.queries, self.unsynced
+        return (
+            self.deferred.inlet("deferred commits"),
+            self.admissions.inlet("submissions"),
+            self.queries.inlet("queries"),
+            self.unsynced.inlet("unsynced commits"),
+        )
 
     @property
     def is_behind(self) -> bool:
@@ -203,7 +229,7 @@ class LedgerPort:
     @property
     def queue(self) -> int:
         """How much waits for the ledger actor."""
-        return sum(map(len, self.queues))
+        return len(self.deferred) + len(self.admissions) + len(self.queries) + len(self.unsynced)
 
     def commit(self, batch: Batch) -> list[bool] | None:
         """Commits on the loop and returns a result per write; None when the batch was left
@@ -218,25 +244,17 @@ class LedgerPort:
         except LedgerBusy:
             self._defer(batch)
             return None
-        except LedgerFailed:
-            self.is_failing = True
-            raise
         finally:
             self.lock.release()
-        self.succeeded(batch)
-        return results
-
-    def succeeded(self, batch: Batch) -> None:
-        """The batch is in."""
         self.committed = batch.number
-        self.is_failing = False
+        return results
 
     def give_up(self, error: LedgerFailed) -> None:
         """The head of the deferred batches failed: it and those behind it come back, since
         what is written must stay a prefix of what was decided."""
         number = self.deferred.items[0].number
         self.deferred.items.clear()
-        self.is_broken = self.is_failing = True
+        self.is_broken = True
         self.deliver(CommitFailed(number, str(error)))
 
     def want_sync(self) -> None:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from .admission import Admitting, discard
 from .clusters import open_attempts
-from .connection import Connection, Log, open_writer
+from .connection import Connection, Files, Log, open_writer
+from .errors import LedgerError
 from .prune import HISTORY_SECS, forget, forget_metrics
 from .queries import Reads
 from .rebuild import rebuild
@@ -33,6 +34,7 @@ _ADOPT_ATTEMPTS = """
 UPDATE cluster_attempt SET server = ? WHERE server = ? AND finished_at IS NULL"""
 # The loop's commits wait meanwhile, and it can be tried again a second later.
 _RELIEVE_TIMEOUT_S = 0.1
+_PROBE_TIMEOUT_S = 2.0
 
 
 def _no_pause() -> None:
@@ -42,7 +44,7 @@ def _no_pause() -> None:
 class SqliteLedger(Reads):
     """A server's access to its ledger. Synchronous; three groups of methods:
 
-    - `apply`, `admit`, `recover`, `load`, `relieve` and `data_version` use the one write
+    - `apply`, `admit`, `recover`, `load`, `relieve`, `probe` and `data_version` use the one write
       connection: one caller at a time, from whatever thread.
     - The reads (see `Reads`) have a connection of their own and take turns on it: from any
       thread, also while another writes.
@@ -67,7 +69,7 @@ class SqliteLedger(Reads):
         super().__init__(reader, server)
         self._writer = writer
         self._checkpointer = checkpointer
-        self._log = Log(writer.path)
+        self._log = Log(writer.path, writer.files)
         self._wall = wall
         now = wall()
         with writer.transaction() as db:
@@ -85,6 +87,7 @@ class SqliteLedger(Reads):
         *,
         create: bool = True,
         wall: Callable[[], float] = time.time,
+        files: Files | None = None,
     ) -> Self:
         """Opens, and if need be creates or migrates, the ledger of the server with this id.
 
@@ -92,11 +95,11 @@ class SqliteLedger(Reads):
         by the first two.
         """
         with contextlib.ExitStack() as opened:
-            writer = open_writer(path, create=create)
+            writer = open_writer(path, create=create, files=files)
             opened.callback(writer.close)
-            reader = Connection(path, read_only=True)
+            reader = Connection(path, read_only=True, files=files)
             opened.callback(reader.close)
-            checkpointer = Connection(path)
+            checkpointer = Connection(path, files=files)
             opened.callback(checkpointer.close)
             ledger = cls(writer, reader, checkpointer, server, wall)
             opened.pop_all()
@@ -217,11 +220,23 @@ class SqliteLedger(Reads):
             self._writer.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         # The first commit into an empty log waits for an fsync of the log's header: not the
         # loop's next claim.
-        with self._writer.transaction(_RELIEVE_TIMEOUT_S) as db:
+        self._touch(_RELIEVE_TIMEOUT_S)
+        return self.wal_bytes()
+
+    def probe(self) -> str | None:
+        """Why the ledger takes no writes, none if it does: makes one, durably."""
+        try:
+            self._touch(_PROBE_TIMEOUT_S)
+            self.sync()
+        except LedgerError as error:
+            return str(error)
+        return None
+
+    def _touch(self, busy_timeout_s: float) -> None:
+        with self._writer.transaction(busy_timeout_s) as db:
             db.execute(
                 "UPDATE server SET logged_at = ? WHERE seq = ?", (self._wall(), self._server_seq)
             )
-        return self.wal_bytes()
 
     def rebuild(self, job_id: str, missing: Sequence[str]) -> Rebuild:
         """Queues again what made the `missing` paths among the inputs of a queued job."""

@@ -12,22 +12,23 @@ from typing import Any
 
 import trio
 
-from actors.ledger.actor import Offload, run_ledger
-from actors.ledger.port import LedgerEvent, LedgerPort, Waiting
+from actors.ledger.actor import run_ledger
+from actors.ledger.port import LedgerEvent, LedgerPort, Offload
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.authorization import Registration
 from actors.server.config import ServerConfig
 from actors.server.dispatch import CORES, Dispatch, blame
 from actors.server.effects import PagerEvent, StopRequested
 from actors.server.farm import DispatchEvent
+from actors.server.health import Health
 from actors.server.ids import Ids
 from actors.server.logbook import Logbook
 from actors.server.outbox import Outbox
 from actors.server.scoring import Policy
 from actors.server.sessions import SessionTable
-from actors.server.shells import PagerShell, run_reaper
+from actors.server.shells import PagerShell, ReaperShell
 from actors.server.world import INBOX_EVENTS, PAGER_BATCHES, World
-from actors.supervision import Backlog, Child, Supervisor
+from actors.supervision import Child, Supervisor
 from transport import messages as m
 from transport.codec import encode
 from transport.interface import Router
@@ -52,12 +53,16 @@ class Server:
         others_alive: Callable[[], frozenset[str]] = frozenset,
         offload: Offload = trio.to_thread.run_sync,
         version: str = "",
+        end_process: Callable[[str], object] | None = None,
+        ending: Callable[[], object] | None = None,
     ) -> None:
         inbox, events = trio.open_memory_channel[DispatchEvent](INBOX_EVENTS)
         to_pager, pager_events = trio.open_memory_channel[list[PagerEvent]](PAGER_BATCHES)
         self._version = version
         self._started_at = trio.current_time()
         outbox = Outbox(router)
+        actors: list[Child] = []
+        self._health = Health(actors, self._is_up, outbox, lambda: self.world.is_stopping)
         self.world = World(
             config=config,
             server=server,
@@ -76,31 +81,25 @@ class Server:
             load_registrations=load_registrations,
             others_alive=others_alive,
             restart_pager=lambda: self.kill("pager"),
+            check_health=self._health.put,
             server_status=self._status,
         )
         self.dispatch = Dispatch(self.world)
         self.pager_shell = PagerShell(self.world)
-        self.supervisor = Supervisor(
-            [
-                Child(
-                    "ledger",
-                    functools.partial(
-                        run_ledger, self.world.port, offload, config.keep_finished * DAY_SECS
-                    ),
-                    channels=tuple(
-                        functools.partial(self._ledger, q) for q in self.world.port.queues
-                    ),
-                ),
-                Child(
-                    "logbook",
-                    functools.partial(self.world.logbook.run, offload),
-                    channels=(lambda: self.world.logbook.backlog,),
-                ),
-                Child("dispatch", self.dispatch.run, blame, (lambda: self.dispatch.backlog,)),
-                Child("pager", self.pager_shell.run, channels=(lambda: self.pager_shell.backlog,)),
-                Child("reaper", functools.partial(run_reaper, self.world)),
-            ]
+        reaper = ReaperShell(self.world)
+        port, logbook = self.world.port, self.world.logbook
+        run_the_ledger = functools.partial(
+            run_ledger, port, offload, config.keep_finished * DAY_SECS
         )
+        actors += [
+            Child("ledger", run_the_ledger, inlets=port.inlets),
+            Child("logbook", functools.partial(logbook.run, offload), inlets=logbook.inlets),
+            Child("dispatch", self.dispatch.run, blame, inlets=self.dispatch.inlets),
+            Child("pager", self.pager_shell.run, inlets=self.pager_shell.inlets),
+            Child("reaper", reaper.run, inlets=reaper.inlets),
+        ]
+        health = Child("health", self._health.run, inlets=self._health.inlets)
+        self.supervisor = Supervisor([*actors, health], end_process, ending)
 
     async def run(self) -> None:
         """Runs all actors."""
@@ -118,8 +117,9 @@ class Server:
         else:
             self.supervisor.kill(actor)
 
-    def _ledger(self, queue: Waiting[Any]) -> Backlog:
-        return Backlog(0 if self.world.port.calls else len(queue), queue.taken)
+    def _is_up(self, actor: str) -> bool:
+        is_there = self.supervisor.is_alive(actor)
+        return is_there and (actor != "dispatch" or self.dispatch.is_up)
 
     def _deliver(self, event: LedgerEvent) -> None:
         self.world.inbox.send_nowait(event)
@@ -136,23 +136,17 @@ class Server:
             "reaper": 0,
             "ledger": world.port.queue,
             "logbook": world.logbook.queue,
+            "health": self._health.queue,
         }
         restarts = self.supervisor.intensity.restarts
-        up = {
-            **{name: self.supervisor.is_up(name) for name in queues},
-            **dict.fromkeys(CORES, self.supervisor.is_up("dispatch")),
-            "pager": self.pager_shell.is_ready,
-        }
         return {
             "version": self._version,
             "uptime_secs": round(now - self._started_at, 3),
             **self.dispatch.counters,
             "undeliverable": world.outbox.undeliverable,
             "dropped_log_chunks": world.logbook.dropped,
-            "is_stopping": world.is_stopping,
-            "ledger_refuses_writes": world.port.is_failing,
             "actors": {
-                name: {"restarts": restarts.get(name, 0), "queue": queue, "up": up[name]}
+                name: {"restarts": restarts.get(name, 0), "queue": queue}
                 for name, queue in queues.items()
             },
         }

@@ -25,7 +25,7 @@ from actors.ledger.records import (
 from actors.server.admissions import Admissions
 from actors.server.clusters.coordinator import Coordinator
 from actors.server.clusters.shown import ClusterViews
-from actors.server.effects import Ask, Effect, ReadLog, Record, Tell, TellDurable
+from actors.server.effects import Ask, Effect, HealthRequest, ReadLog, Record, Tell, TellDurable
 from actors.server.explain import Explainer
 from actors.server.feeder import Feeder
 from actors.server.ids import Ids
@@ -151,6 +151,8 @@ class Commands:
                     ),
                     now,
                 )  # fmt: skip
+            case m.CmdHealth():
+                return self._health(peer, message.request)
             case m.CmdDrain():
                 return self._drain(peer, message.request, message.worker, message.reason, now)
             case m.CmdUndrain():
@@ -175,14 +177,26 @@ class Commands:
         return waiting.then(answer.result, now)
 
     def ask(
-        self, peer: bytes, request: int, then: _Then, method: str, *arguments: object
+        self,
+        peer: bytes,
+        request: int,
+        then: _Then,
+        method: str,
+        *arguments: object,
+        writes: bool = False,
     ) -> list[Effect]:
-        """Reads the ledger for a client; `then` makes effects of the result."""
+        """Asks the ledger for a client; `then` makes effects of the result."""
         if len(self._waiting) >= MAX_WAITING:
             return _refuse(peer, request, "too many requests at once: try again", EXIT_FAILED)
         token = self._ids.new("q")
         self._waiting[token] = _Waiting(peer, request, then)
-        return [Ask(Query(token, method, arguments))]
+        return [Ask(Query(token, method, arguments, writes))]
+
+    def _health(self, peer: bytes, request: int) -> list[Effect]:
+        def answer(problem: str | None, _: float) -> list[Effect]:
+            return [HealthRequest(peer, request, problem)]
+
+        return self.ask(peer, request, answer, "probe", writes=True)
 
     # -- jobs and wait ---------------------------------------------------------------------
 

@@ -7,11 +7,14 @@ row, its `AssignJob` and all state in between are one step to the rest of the se
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import trio
 
+from actors.hangs import Inlet
 from actors.ledger.errors import LedgerFailed
 from actors.ledger.port import CommitFailed
 from actors.ledger.records import Snapshot
@@ -20,7 +23,6 @@ from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
-from actors.supervision import Backlog
 from transport import messages as m
 from transport.codec import encode
 from transport.interface import Incoming, Sent
@@ -30,6 +32,8 @@ log = logging.getLogger("headrace.dispatch")
 MAX_EVENTS_A_TURN = 256
 FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
+WAITS = ("socket", "inbox", "clock", "outbox")
+"""What its tasks wait for; each wait may be cut short at any time."""
 CORES = ("gateway", "registry", "feeder", "assigner", "coordinator")
 
 
@@ -41,15 +45,35 @@ class Dispatch:
         self._farm: Farm | None = None
         self.started = trio.Event()
         """The first incarnation has loaded the ledger."""
-        self._clock = trio.CancelScope()
         self._flush_wanted = trio.Event()
-        self._turns = 0
+        self._waits = {wait: trio.CancelScope() for wait in WAITS}
+        self._taken: Counter[str] = Counter()
+        """How often each of them was over."""
 
     @property
-    def backlog(self) -> Backlog:
-        """Events wait while it loads the ledger, too; that is not hanging."""
-        waiting = self._world.events.statistics().current_buffer_used
-        return Backlog(waiting if self._farm is not None else 0, self._turns)
+    def is_up(self) -> bool:
+        """Whether the present incarnation has loaded the ledger."""
+        return self._farm is not None
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What its tasks wait for. While it loads it takes nothing, and that may last."""
+        return tuple(
+            Inlet(
+                name,
+                functools.partial(self._taken.__getitem__, name),
+                functools.partial(self._cut_short, name),
+                functools.partial(self._is_held_up, name),
+                CORES[0],
+            )
+            for name in WAITS
+        )
+
+    def _cut_short(self, wait: str) -> None:
+        self._waits[wait].cancel()
+
+    def _is_held_up(self, wait: str) -> bool:
+        return self._farm is None or (wait == "socket" and self._world.port.is_behind)
 
     @property
     def is_settled(self) -> bool:
@@ -93,8 +117,12 @@ class Dispatch:
     # -- what wakes it -----------------------------------------------------------------------
 
     async def _read_socket(self) -> None:
+        incoming: Sequence[Incoming]
         while True:
-            incoming = await self._world.router.receive()
+            incoming = ()
+            with trio.CancelScope() as self._waits["socket"]:
+                incoming = await self._world.router.receive()
+            self._taken["socket"] += 1
             self._turn(incoming, ())
             while self._world.port.is_behind:  # reports wait in the socket, not in memory
                 await trio.sleep(BEHIND_POLL_SECS)
@@ -102,7 +130,10 @@ class Dispatch:
     async def _read_inbox(self) -> None:
         events = self._world.events
         while True:
-            batch = [await events.receive()]
+            batch = []
+            with trio.CancelScope() as self._waits["inbox"]:
+                batch.append(await events.receive())
+            self._taken["inbox"] += 1
             try:
                 while len(batch) < MAX_EVENTS_A_TURN:
                     batch.append(events.receive_nowait())
@@ -114,8 +145,9 @@ class Dispatch:
     async def _watch_clock(self) -> None:
         while True:
             assert self._farm is not None
-            with trio.CancelScope(deadline=self._farm.deadline) as self._clock:
+            with trio.CancelScope(deadline=self._farm.deadline) as self._waits["clock"]:
                 await trio.sleep_forever()
+            self._taken["clock"] += 1
             self._turn(self._world.router.receive_nowait(), ())
             await trio.lowlevel.checkpoint()
 
@@ -126,18 +158,20 @@ class Dispatch:
             while len(self._world.outbox):
                 await trio.sleep(pause)
                 pause = min(2 * pause, FLUSH_MAX_SECS)
+                self._taken["outbox"] += 1
                 gone = self._world.outbox.flush(trio.current_time())
                 if gone:
                     self._peers_gone(gone)
             self._flush_wanted = trio.Event()
-            await self._flush_wanted.wait()
+            with trio.CancelScope() as self._waits["outbox"]:
+                await self._flush_wanted.wait()
+            self._taken["outbox"] += 1
 
     # -- a turn --------------------------------------------------------------------------------
 
     def _turn(self, incoming: Sequence[Incoming], events: Sequence[DispatchEvent]) -> None:
         farm = self._farm
         assert farm is not None
-        self._turns += 1
         now = trio.current_time()
         for message in incoming:
             farm.receive(message, now)
@@ -168,7 +202,8 @@ class Dispatch:
         self._hand_out(farm, now)
         while farm.troubles:
             log.error("%s", farm.troubles.pop())
-        self._clock.deadline = min(self._clock.deadline, farm.deadline)
+        clock = self._waits["clock"]
+        clock.deadline = min(clock.deadline, farm.deadline)
 
     def _commit(self, farm: Farm, now: float) -> None:
         port = self._world.port
@@ -227,6 +262,9 @@ class Dispatch:
         for peer, message in farm.status_requests:
             self._answer_status(farm, peer, message, now)
         farm.status_requests = []
+        for asked in farm.health_requests:
+            world.check_health(asked)
+        farm.health_requests = []
 
     def _answer_status(self, farm: Farm, peer: bytes, message: m.CmdStatus, now: float) -> None:
         status = {**farm.status(now), "server": self._world.server_status(now)}

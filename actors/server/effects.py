@@ -152,6 +152,15 @@ class Push(Struct, frozen=True):
     seat: m.ClusterSeat
 
 
+class HealthRequest(Struct, frozen=True):
+    """A client asks whether all is well; what the ledger says of itself is known by now."""
+
+    peer: bytes
+    request: int
+    ledger: str | None
+    """Why it takes no writes, none if it does."""
+
+
 class Released(Struct, frozen=True):
     """A claim of this worker is over."""
 
@@ -160,7 +169,7 @@ class Released(Struct, frozen=True):
 
 Effect = (
     Tell | Opened | Changed | Revoked | Closed | Record | Enter | Leave | Abort | TellDurable
-    | Ask | Admit | Log | ReadLog | Released | ClustersAdded | ClusterUnwanted
+    | Ask | Admit | Log | ReadLog | Released | HealthRequest | ClustersAdded | ClusterUnwanted
     | Await | Push
 )  # fmt: skip
 

@@ -65,6 +65,7 @@ from actors.server.effects import (
     Effect,
     Enter,
     Gone,
+    HealthRequest,
     Leave,
     ListRequested,
     Log,
@@ -122,7 +123,7 @@ class Farm:
 
     After `receive`, `take` or `expire` the shell commits `next_batch` until there is none,
     reports each with `committed` or `commit_failed`, and then empties the lists `out`,
-    `pager`, `queries`, `admissions_out` and `logs`.
+    `pager`, `queries`, `admissions_out`, `logs` and the requests for status and health.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class Farm:
         self.admissions_out: list[AdmissionRequest] = []
         self.logs: list[Log | ReadLog | DropLogs] = []
         self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
+        self.health_requests: list[HealthRequest] = []
 
         self._settlement = Settlement(first_batch)
         self._ended: list[SetJob] = []
@@ -204,6 +206,8 @@ class Farm:
         attempts = [a for a in snapshot.attempts if a.server not in others_alive]
         self._route(self.coordinator.load(snapshot.clusters, attempts, now), now)
         for session in self.sessions:
+            # A drain, or its end, that failed to be written is not so.
+            session.cordon = self.registry.cordons.get(session.worker)
             # The sessions of a dispatch that was restarted hold what they held.
             own = {
                 c.assignment_id
@@ -473,6 +477,8 @@ class Farm:
                     self.admissions_out.append(effect.request)
                 case Log() | ReadLog():
                     self.logs.append(effect)
+                case HealthRequest():
+                    self.health_requests.append(effect)
 
     def _route_cluster(
         self, effect: Await | Push | ClustersAdded | ClusterUnwanted, now: float

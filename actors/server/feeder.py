@@ -83,6 +83,7 @@ class Feeder:
         claimed |= {r.job_id for attempt in snapshot.attempts for r in attempt.reported}
         nodes = [node_of(r, snapshot.requesters.get(r.job_id, ())) for r in snapshot.jobs]
         for node in nodes:
+            self._believe_times(node, now)
             self._add(node)
         inputs = {path: known for path, known in snapshot.inputs.items() if known is not None}
         for node in nodes:
@@ -268,8 +269,7 @@ class Feeder:
         elif kind == "Permanent" or node.attempts >= self._max_attempts:
             self._end(node, "Failed", error, now)
         else:
-            backoff = self._retry_backoff * 2.0 ** (node.attempts - 1)
-            node.retry_at = now + min(backoff, MAX_BACKOFF_SECS)
+            node.retry_at = now + self._backoff(node)
             node.error = error
             self._set_status(node, "Queued")
             self._record(node, now)
@@ -400,6 +400,7 @@ class Feeder:
             self._out.append(Leave(node.job_id))
         node.attempts, node.losses = record.attempts, record.losses
         node.ready_at, node.retry_at = record.ready_at, record.retry_at
+        self._believe_times(node, now)
         node.evaluated = node.kind == "eval" and record.status == "Building"
         if record.status == "Created" and not node.waits_for:
             self._wait_again(node, None)
@@ -638,6 +639,17 @@ class Feeder:
         """Whether it has not ended. By identity: a job that is queued again is a new node,
         while inputs of the old one that are still open go on naming it."""
         return self.nodes.get(node.job_id) is node
+
+    def _backoff(self, node: Node) -> float:
+        return min(self._retry_backoff * 2.0 ** (node.attempts - 1), MAX_BACKOFF_SECS)
+
+    def _believe_times(self, node: Node, now: float) -> None:
+        """Times come back from the ledger as far off as the wall clock was set meanwhile: nothing
+        could start after now, and nobody waits for longer than a retry takes."""
+        if node.ready_at is not None:
+            node.ready_at = min(node.ready_at, now)
+        if node.retry_at is not None:
+            node.retry_at = min(node.retry_at, now + self._backoff(node))
 
     # -- bookkeeping ---------------------------------------------------------------------------
 

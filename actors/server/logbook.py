@@ -11,19 +11,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import trio
 
-from actors.ledger.actor import Offload
-from actors.ledger.port import Waiting
+from actors.hangs import Inlet
+from actors.ledger.port import Offload, Waiting
 from actors.server.effects import DropLogs, Log, ReadLog
-from actors.supervision import Backlog
 from transport import messages as m
 
 log = logging.getLogger("headrace.logbook")
-
-T = TypeVar("T")
 
 MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 * 2**20
@@ -40,7 +36,6 @@ class Logbook:
         self._answer = answer
         self._waiting: Waiting[Log | ReadLog | DropLogs] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
-        self._is_on_disk = False
         self.dropped = 0
         """Chunks that found the queue or the disk full."""
 
@@ -49,9 +44,9 @@ class Logbook:
         return len(self._waiting)
 
     @property
-    def backlog(self) -> Backlog:
-        """A disk that is slow is not a hung actor."""
-        return Backlog(0 if self._is_on_disk else len(self._waiting), self._waiting.taken)
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What the logbook takes from."""
+        return (self._waiting.inlet("queue"),)
 
     def put(self, item: Log | ReadLog | DropLogs) -> None:
         """Queues a chunk for writing, or a client's read behind the chunks before it; a removal
@@ -67,7 +62,7 @@ class Logbook:
         while True:
             first = await self._waiting.head()
             if isinstance(first, ReadLog):
-                data, following = await self._on_disk(
+                data, following = await self._waiting.offload(
                     offload, self._read, first.job_id, first.offset
                 )
                 self._waiting.done()
@@ -81,7 +76,7 @@ class Logbook:
                 self._answer(first.peer, reply)
                 continue
             if isinstance(first, DropLogs):
-                await self._on_disk(offload, self._remove, first.job_ids)
+                await self._waiting.offload(offload, self._remove, first.job_ids)
                 self._waiting.done()
                 continue
             chunks = []
@@ -89,18 +84,10 @@ class Logbook:
                 if not isinstance(item, Log):
                     break
                 chunks.append(item)
-            self.dropped += await self._on_disk(offload, self._append, chunks)
+            self.dropped += await self._waiting.offload(offload, self._append, chunks)
             for chunk in chunks:
                 self._waiting.done()
                 self._queued_bytes -= len(chunk.data)
-
-    async def _on_disk(self, offload: Offload, work: Callable[..., T], *args: object) -> T:
-        self._is_on_disk = True
-        try:
-            done: T = await offload(work, *args)
-        finally:
-            self._is_on_disk = False
-        return done
 
     def _append(self, chunks: Iterable[Log]) -> int:
         """Returns how many chunks could not be written."""

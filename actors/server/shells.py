@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import trio
 
+from actors.hangs import Inlet
 from actors.server.effects import (
     Enter,
     Gone,
@@ -18,7 +21,6 @@ from actors.server.effects import (
 from actors.server.pager import Pager
 from actors.server.reaper import FULL_SECS, SWEEP_SECS, Reaper
 from actors.server.world import World
-from actors.supervision import Backlog
 from transport.interface import Sent
 
 BLOCKED_PAUSE_SECS = 0.02
@@ -29,21 +31,21 @@ class PagerShell:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._pager: Pager | None = None
         self._taken = 0
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it knows everything that is pending."""
-        return self._pager is not None
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What the pager takes from."""
 
-    @property
-    def backlog(self) -> Backlog:
-        return Backlog(self._world.pager_events.statistics().current_buffer_used, self._taken)
+        def nudge() -> None:
+            with contextlib.suppress(trio.WouldBlock):  # full: it has enough to take
+                self._world.to_pager.send_nowait([])
+
+        return (Inlet("inbox", lambda: self._taken, nudge),)
 
     async def run(self) -> None:
         """One incarnation: everything is offered anew after the `Reset` that it asks for."""
-        self._pager = None
+        self._pager: Pager | None = None
         self._peers: dict[str, bytes] = {}
         self._blocked: set[str] = set()
         self._unreachable: set[str] = set()
@@ -134,11 +136,26 @@ class PagerShell:
                 self._world.post(PeerGone(self._peers.pop(session)))
 
 
-async def run_reaper(world: World) -> None:
+class ReaperShell:
     """Sweeps for the silent; what dispatch's inbox does not take is accused again."""
-    reaper = Reaper(world.config.heartbeat_timeout, trio.current_time())
-    while True:
-        await trio.sleep(SWEEP_SECS)
-        now = trio.current_time()
-        for accusation in reaper.sweep(world.sessions, world.outbox.stuck(now - FULL_SECS), now):
-            world.post(accusation)
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sweeps = 0
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """It takes nothing but the time, and that twice a second."""
+        return (Inlet("clock", lambda: self._sweeps),)
+
+    async def run(self) -> None:
+        """One incarnation."""
+        world = self._world
+        reaper = Reaper(world.config.heartbeat_timeout, trio.current_time())
+        while True:
+            await trio.sleep(SWEEP_SECS)
+            self._sweeps += 1
+            now = trio.current_time()
+            stuck = world.outbox.stuck(now - FULL_SECS)
+            for accusation in reaper.sweep(world.sessions, stuck, now):
+                world.post(accusation)

@@ -1,82 +1,104 @@
-"""A thread that ends the process when the event loop stands still.
+"""Ends a server whose loop stands still, or that does not come to its end.
 
-A loop that is stuck in a call serves nobody and can be cured by nothing inside it; what it held is
-in the ledger, so the best is a quick end and a new start. The thread counts its own looks and not
-time: a process that was stopped, or a machine that slept, is not mistaken for a stalled loop.
+A thread of its own counts its ticks since the loop last beat. Ticks, not seconds: while the
+process is stopped (SIGSTOP, a suspended machine) the thread does not tick either, so neither
+waking up nor a debugger ends a server that is well. Trio preempts nobody and a stuck call holds
+its thread for ever, so the only remedy is to end the process; the ledger loses nothing by it.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 import trio
 
-LOOK_EVERY_SECS = 1.0
-MAX_LOOKS = 10
-"""Without a beat in between; some 10 s."""
-EXIT_CODE = 1
+STALL_TICKS, TICK_SECS = 10, 1.0
+END_TICKS = 30
+"""Ticks that all tasks and threads have to end once they were told to."""
+_LAST_WORDS_SECS = 5.0
 
 
-class Stall:
-    """Counts looks since the last beat."""
+def end_process(line: str) -> None:
+    """Prints the line and the stack of every thread to stderr, and exits with code 1.
 
-    def __init__(self, limit: int = MAX_LOOKS) -> None:
-        self._limit = limit
-        self._beats = self._seen = 0
-        self._looks = 0
-
-    def beat(self) -> None:
-        """The loop runs."""
-        self._beats += 1
-
-    def look(self) -> bool:
-        """Whether the loop has stood still for too long."""
-        if self._beats != self._seen:
-            self._seen, self._looks = self._beats, 0
-        else:
-            self._looks += 1
-        return self._looks >= self._limit
+    Does not return, even when nobody reads stderr.
+    """
+    # Whoever blocks on a full pipe must not keep us from the exit.
+    last = threading.Timer(_LAST_WORDS_SECS, os._exit, (1,))
+    last.daemon = True
+    last.start()
+    # Not through logging or sys.stderr: the loop's thread may hold their locks.
+    os.write(2, f"headrace: {line}\n".encode())
+    faulthandler.dump_traceback(2, all_threads=True)
+    os._exit(1)
 
 
-def _end() -> None:
-    print(
-        f"headrace: the event loop stood still for some {MAX_LOOKS * LOOK_EVERY_SECS:g} s and is "
-        "ended; nothing that was confirmed is lost, start the server again",
-        file=sys.stderr,
-    )
-    faulthandler.dump_traceback(sys.stderr, all_threads=True)
-    os._exit(EXIT_CODE)
+class Watchdog:
+    """`with Watchdog() as watchdog:` around the loop, and `beat` as a task in it."""
 
+    def __init__(
+        self,
+        end: Callable[[str], None] = end_process,
+        *,
+        tick_secs: float = TICK_SECS,
+        stall_ticks: int = STALL_TICKS,
+        end_ticks: int = END_TICKS,
+    ) -> None:
+        self._end = end
+        self._tick_secs = tick_secs
+        self._stall_ticks = stall_ticks
+        self._end_ticks = end_ticks
+        self._beats = 0
+        self._is_beating = False
+        self._is_ending = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-@contextmanager
-def watched(
-    end: Callable[[], None] = _end, every: float = LOOK_EVERY_SECS, looks: int = MAX_LOOKS
-) -> Iterator[Callable[[], None]]:
-    """Watches while the block runs; gives what the loop must call, `beat`."""
-    stall, over = Stall(looks), threading.Event()
+    async def beat(self) -> None:
+        """Shows that the loop turns, until cancelled; only meanwhile it is judged."""
+        self._is_beating = True
+        try:
+            while True:
+                self._beats += 1
+                await trio.sleep(self._tick_secs)
+        finally:
+            self._is_beating = False
 
-    def look() -> None:
-        while not over.wait(every):
-            if stall.look():
-                end()
+    def expect_end(self) -> None:
+        """All tasks were told to end: the block must be left within `END_TICKS`."""
+        self._is_ending = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen, still, ending = -1, 0, 0
+        while not self._closed.wait(self._tick_secs):
+            if self._is_beating and self._beats == seen:
+                still += 1
+            else:
+                seen, still = self._beats, 0
+            if still >= self._stall_ticks:
+                seconds = self._stall_ticks * self._tick_secs
+                self._end(f"the loop has stood still for {seconds:g} s; here is where:")
                 return
-
-    thread = threading.Thread(target=look, name="watchdog")
-    thread.start()
-    try:
-        yield stall.beat
-    finally:
-        over.set()
-        thread.join()
-
-
-async def beat_regularly(beat: Callable[[], None], every: float = LOOK_EVERY_SECS) -> None:
-    """Beats while the loop runs."""
-    while True:
-        beat()
-        await trio.sleep(every / 2)
+            ending += self._is_ending
+            if ending >= self._end_ticks:
+                seconds = self._end_ticks * self._tick_secs
+                self._end(f"not everything ended within {seconds:g} s; here is what runs:")
+                return

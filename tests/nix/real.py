@@ -44,13 +44,13 @@ class ChrootStore:
         self._env = dict(env)
 
     def run(
-        self, *command: str, check: bool = True, bare: bool = False
+        self, *command: str, check: bool = True, bare: bool = False, seconds: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """A Nix program on this store, if it takes one."""
         store = [] if bare else ["--store", self.uri]
         return subprocess.run(
             [*command, *store],
-            env=self._env, text=True, capture_output=True, check=check, timeout=120,
+            env=self._env, text=True, capture_output=True, check=check, timeout=seconds,
         )  # fmt: skip
 
     def instantiate(self, expression: str) -> str:

@@ -48,6 +48,7 @@ class Harness:
         self.folder, self.registrations = folder, registrations
         self.config = ServerConfig(state_dir=folder, policy="simple", **options)
         self.now = 1_000.0
+        self.wall_offset = 0.0
         self.life = 0
         self.ledger: SqliteLedger | None = None
         self.ids: dict[str, str] = {}
@@ -70,7 +71,7 @@ class Harness:
             self.ledger.close()
         self.life += 1
         self.ledger = SqliteLedger.open(
-            self.folder / "ledger.sqlite3", self.name, wall=lambda: self.now
+            self.folder / "ledger.sqlite3", self.name, wall=lambda: self.now + self.wall_offset
         )
         self.ledger.recover([f"{self.prefix}-{n}" for n in range(self.life)])
         self.sessions = SessionTable()
@@ -84,7 +85,7 @@ class Harness:
     def start_dispatch(self) -> None:
         self.farm = Farm(
             self.config, self.name, self.source, load_policy("simple"),
-            self.sessions, self.registrations, self.ledger.load(0.0), self.now,
+            self.sessions, self.registrations, self.ledger.load(self.wall_offset), self.now,
             first_batch=self.written + 1, others_alive=self.others_alive,
         )  # fmt: skip
         self._settle()
@@ -216,7 +217,7 @@ class Harness:
                     self.fail_commits -= 1
                     farm.commit_failed(batch.number, self.now)
                 else:
-                    results = self.ledger.apply(batch.writes, 0.0, 1.0)
+                    results = self.ledger.apply(batch.writes, self.wall_offset, 1.0)
                     farm.committed(batch.number, results, self.now)
             elif farm.out:
                 self._deliver()
@@ -250,7 +251,7 @@ class Harness:
         for request in requests:
             try:
                 admission = request.draft()
-                admitted = self.ledger.admit(admission, 0.0)
+                admitted = self.ledger.admit(admission, self.wall_offset)
             except Refused as error:
                 event: Any = AdmissionRefused(
                     request.token, request.requester, request.sender, str(error), True

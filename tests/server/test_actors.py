@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import deque
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -267,3 +268,136 @@ async def test_the_coordinator_is_killed_while_seats_are_held_and_while_members_
         shown = (await client.ask(request, m.CmdClusterReply)).cluster
         assert shown["status"] == "Completed"
         assert [a["outcome"] for a in shown["history"]] == ["PrepareFailed", "Succeeded"]
+
+
+# -- hanging, and health ---------------------------------------------------------------------------
+
+
+async def hang(*_):
+    await trio.sleep_forever()
+
+
+def hang_pager(server, patch):
+    patch.setattr(server.pager_shell, "_take_events", hang)
+    server.world.to_pager.send_nowait([])  # what the pager waits for now is the last it takes
+
+
+def hang_reaper(server, patch):
+    patch.setattr("actors.server.shells.SWEEP_SECS", 1e9)
+
+
+def hang_logbook(server, patch):
+    patch.setattr(server.world.logbook._waiting, "head", hang)
+    server.kill("logbook")
+
+
+def hang_commits(server, patch):
+    patch.setattr(server.world.port.deferred, "head", hang)
+    server.kill("ledger")
+
+
+def hang_queries(server, patch):
+    patch.setattr(server.world.port.queries, "head", hang)
+    server.kill("ledger")
+
+
+def hang_socket(server, patch):
+    patch.setattr(server.dispatch, "_read_socket", hang)
+    server.kill("gateway")
+
+
+def hang_inbox(server, patch):
+    patch.setattr(server.dispatch, "_read_inbox", hang)
+    server.kill("gateway")
+
+
+def hang_clock(server, patch):
+    patch.setattr(server.dispatch, "_watch_clock", hang)
+    server.kill("gateway")
+
+
+HANGS = {
+    "pager": hang_pager, "reaper": hang_reaper, "logbook": hang_logbook, "ledger": hang_commits,
+    "ledger's queries": hang_queries, "gateway": hang_socket, "gateway's inbox": hang_inbox,
+    "gateway's clock": hang_clock,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANGS)
+async def test_an_actor_that_hangs_is_found_and_health_never_says_ok_meanwhile(
+    serving, name, autojump_clock, monkeypatch
+):  # report: an actor that never returns
+    actor = name.partition("'")[0]
+    async with serving() as (server, network):
+        client = Peer(network)
+        await client.submit("a")
+        assert (await client.ask(m.CmdHealth(request=2), m.CmdHealthReply)).problems == []
+        with monkeypatch.context() as patch:
+            HANGS[name](server, patch)
+            await trio.sleep(1.0)
+            before = restarts(server, actor)
+            client.send(m.CmdHealth(request=3))
+            if name in ("ledger's queries", "gateway's inbox"):
+                await client.silence(m.CmdHealthReply, 5.0)  # which says enough
+            else:
+                [problem] = (await client.until(m.CmdHealthReply)).problems
+                assert actor in problem
+            await trio.sleep(2.0)
+        with trio.fail_after(15):
+            while restarts(server, actor) == before:
+                await trio.sleep(0.1)
+        await trio.sleep(1.0)
+        assert restarts(server, actor) == before + 1
+        asker = Peer(network)
+        asker.send(m.CmdHello(versions=(1, 1)))
+        assert (await asker.ask(m.CmdHealth(request=4), m.CmdHealthReply)).problems == []
+
+
+async def test_health_is_not_ok_while_the_ledger_refuses_writes(
+    serving, autojump_clock, monkeypatch
+):
+    async with serving() as (server, network):
+        client = Peer(network)
+        client.send(m.CmdHello(versions=(1, 1)))
+        ledger = server.world.port.ledger
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger._writer, "db", FullDisk(ledger._writer.db))
+            [problem] = (await client.ask(m.CmdHealth(request=1), m.CmdHealthReply)).problems
+        assert "database or disk is full" in problem
+        assert "ledger.sqlite3" in problem
+        assert (await client.ask(m.CmdHealth(request=2), m.CmdHealthReply)).problems == []
+        server.stop()
+        [problem] = (await client.ask(m.CmdHealth(request=3), m.CmdHealthReply)).problems
+        assert problem == "the server is stopping"
+
+
+class FullDisk:
+    """A connection whose every update finds the disk full."""
+
+    def __init__(self, db):
+        self._db = db
+
+    def __getattr__(self, name):
+        return getattr(self._db, name)
+
+    def execute(self, sql, *arguments):
+        if sql.startswith("UPDATE"):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
+            raise error
+        return self._db.execute(sql, *arguments)
+
+
+async def test_the_status_tells_restarts_and_queues_of_every_actor(serving, autojump_clock):
+    async with serving() as (server, network):
+        client = Peer(network)
+        client.send(m.CmdHello(versions=(1, 1)))
+        for actor in ACTORS:
+            server.kill(actor)
+            await trio.sleep(1.0)
+        told = (await client.ask(m.CmdStatus(request=1), m.CmdStatusReply)).status["server"]
+        assert told["actors"].keys() == {*ACTORS, "health"}
+        assert {name: told["actors"][name]["restarts"] for name in ACTORS} == dict.fromkeys(
+            ACTORS, 1
+        )
+        assert all(actor["queue"] >= 0 for actor in told["actors"].values())

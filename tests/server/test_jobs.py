@@ -479,6 +479,23 @@ def test_orphans_of_a_dead_server_end_after_the_heartbeat_timeout_without_blame(
     assert (record.status, record.losses) == ("Queued", 0)
 
 
+@pytest.mark.parametrize("jump", [-400 * 86_400.0, -40.0, 3_600.0, 400 * 86_400.0])
+def test_no_job_waits_longer_because_the_wall_clock_was_set(farm, jump):  # simulation: power/8
+    farm.worker("w")
+    farm.submit(job("a"))
+    given = farm.request("w")
+    farm.send("w", m.JobFailed(job_id=given.job_id, assignment_id=given.assignment_id,
+                               kind="Transient", error="no"))  # fmt: skip
+    farm.wait(5.0)
+    farm.wall_offset += jump
+    farm.restart()
+    [node] = farm.farm.feeder.nodes.values()
+    assert node.ready_at <= farm.now
+    farm.wait(30.5)
+    farm.worker("w")
+    assert farm.request("w").job.name == "a"
+
+
 def test_a_restarted_dispatch_keeps_sessions_and_running_jobs(farm):  # 113
     farm.worker("w", slots=2)
     farm.submit(job("a"), job("b"))

@@ -20,10 +20,12 @@ import actors.server.shells
 from actors.ledger.port import Batch
 from actors.ledger.records import TERMINAL
 from actors.ledger.sqlite import SqliteLedger
+from actors.server import assembly
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
 from actors.server.pager import Pager
 from actors.server.policies import load_policy
+from actors.server.world import PAGER_BATCHES
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.executors.base import Built, Failed
 from actors.worker.shell import WorkerShell
@@ -58,6 +60,26 @@ def deterministic(seed: int):
         yield
     finally:
         run._ALLOW_DETERMINISTIC_SCHEDULING = False
+
+
+class Assassin(trio.abc.Instrument):
+    """Kills an actor after some step of some task, so at any checkpoint that there is."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._kill: Callable[[], None] | None = None
+
+    def hire(self, steps: int, kill: Callable[[], None]) -> None:
+        """To strike after so many steps of tasks from now."""
+        self._steps, self._kill = steps, kill
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._kill is None:
+            return
+        self._steps -= 1
+        if self._steps <= 0:
+            kill, self._kill = self._kill, None
+            kill()
 
 
 class Dice:
@@ -100,11 +122,17 @@ class ShellWorld:
         self.server: Server | None = None
         self.answers = 0
         self.worker_scopes: dict[str, trio.CancelScope] = {}
+        self.assassin = Assassin()
 
     async def run(self) -> list[str]:
         """Raises `Violation`."""
         self.watch = Watch(_Now())
-        self.network = loopback.Network(lambda _: self.random.uniform(*self.faults.delay))
+        self.network = loopback.Network(
+            lambda _: self.random.uniform(*self.faults.delay),
+            router_capacity=self.random.choice((2, 64)),
+        )
+        # Some farms have channels that are always full.
+        assembly.PAGER_BATCHES = self.random.choice((1, 2, PAGER_BATCHES))
         with tempfile.TemporaryDirectory(prefix="headrace-sim-", dir=_fast_folder()) as folder:
             self.folder = Path(folder)
             with trio.fail_after(STORMY_SECS + HEALING_SECS):
@@ -141,6 +169,8 @@ class ShellWorld:
                 policy=load_policy("simple"), ledger=ledger, router=router,
                 wall_offset=lambda: 0.0, offload=self._at_once,
             )  # fmt: skip
+            if self.random.random() < 0.3:
+                server.world.port.admissions._limit = server.world.port.queries._limit = 1
             self._listen_in(server, ledger, router)
             self.server = server
             await server.run()
@@ -226,9 +256,13 @@ class ShellWorld:
             if random.random() < faults.server_crashes:
                 self.server_scope.cancel()
             if self.server is not None and random.random() < faults.dispatch_restarts:
-                actor = random.choice(ACTORS)
-                self.watch.trace.append(f"{trio.current_time():.4f} kill {actor}")
-                self.server.kill(actor)
+                self.assassin.hire(random.randrange(200), self._kill)
+
+    def _kill(self) -> None:
+        if self.server is not None:
+            actor = self.random.choice(ACTORS)
+            self.watch.note(f"kill {actor}")
+            self.server.kill(actor)
 
     async def _finish(self) -> None:
         while not self._is_done():
@@ -342,12 +376,14 @@ def simulate_shells(seed: int) -> list[str]:
     clock = trio.testing.MockClock(autojump_threshold=0)
     try:
         with deterministic(seed):
-            return trio.run(ShellWorld(seed).run, clock=clock)
+            world = ShellWorld(seed)
+            return trio.run(world.run, clock=clock, instruments=[world.assassin])
     except Exception as error:
         replay = f"python -m tests.sim --shells --seed {seed}"
         raise Violation(f"{_causes(error)}\nreplay: {replay}") from error
     finally:
         actors.server.shells.Pager = Pager
+        assembly.PAGER_BATCHES = PAGER_BATCHES
 
 
 def _causes(error: BaseException) -> str:

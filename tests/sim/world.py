@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from actors.ledger.records import TERMINAL
+from actors.server import assigner
 from actors.server.config import ServerConfig
+from actors.server.pool import Pool
 from tests.sim.clock import Clock
 from tests.sim.clusters import ZONES, clusters_of
+from tests.sim.disk import Disk
 from tests.sim.faults import PRESETS, Faults
 from tests.sim.network import Connection, Network
 from tests.sim.server import SimServer
@@ -20,8 +24,11 @@ from transport import messages as m
 from transport.codec import Decoder, encode
 
 STORMY_SECS = 120.0
-HEALING_SECS = 4_000.0
-MAX_STEPS = 400_000
+HEALING_SECS = 1_500.0
+UNDRAIN_SECS = 1.0
+QUIET_SECS = 20.0
+"""From the healing to the end at least: what is late still comes in."""
+MAX_STEPS = 60_000
 SYSTEMS = ("x86_64-linux", "aarch64-linux")
 
 
@@ -78,22 +85,28 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-sim-", dir=_fast_folder())
         self._file = Path(self._folder.name) / "ledger.sqlite3"
         self.config = ServerConfig(state_dir=Path(self._folder.name))
+        self.disk = Disk() if self.faults.server_crashes else None
 
     def run(self) -> Watch:
         """Raises `Violation` with the stories and the command that replays it."""
+        # Small blocks are quickly made, and full.
+        assigner.Pool = functools.partial(Pool, block_rows=16, slots=4)
         try:
             self._run()
         except Exception as error:
             replay = f"python -m tests.sim --preset {self.preset} --seed {self.seed}"
             raise Violation(f"{type(error).__name__}: {error}\nreplay: {replay}") from error
         finally:
+            assigner.Pool = Pool
             if self.network.server is not None:
                 self.network.server.ledger.close()
+            if self.disk is not None:
+                self.disk.close()
             self._folder.cleanup()
         return self.watch
 
     def note(self, text: str) -> None:
-        self.watch.trace.append(f"{self.clock.now:.4f} {text}")
+        self.watch.note(text)
 
     def _run(self) -> None:
         self._start_server()
@@ -129,7 +142,7 @@ class World:
     def _start_server(self) -> None:
         self.lives += 1
         self.network.server = SimServer(
-            self.network, self.random, self.watch, self._file, self.config, self.lives
+            self.network, self.random, self.watch, self._file, self.config, self.lives, self.disk
         )
         self.note(f"server life {self.lives}")
 
@@ -217,12 +230,16 @@ class World:
         elif random.random() < faults.server_stops and not server.is_stopping:
             self.note("the server stops")
             server.stop()
-            self.clock.after(20.0, lambda: server.is_up and server.crash())
+            self.clock.after(20.0, lambda: server.is_up and server.exit())
         elif random.random() < faults.dispatch_restarts:
             self.note("dispatch restarts")
             server.start_dispatch()
         elif random.random() < faults.pager_restarts:
             server.restart_pager()
+        if random.random() < faults.wall_jumps:
+            jump = random.choice((-1, 1)) * random.choice((2.0, 3_600.0, 400 * 86_400.0))
+            self.note(f"the wall clock jumps by {jump:.0f} s")
+            self.clock.wall_shift += jump
         if random.random() < faults.cancels:
             self._cancel(server)
         if random.random() < faults.cordons:
@@ -255,7 +272,7 @@ class World:
             server.faults, server.crash_next = calm, False
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
-        self.healed_at = self.clock.now
+        self.healed_at = self.undrained_at = self.clock.now
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -263,11 +280,17 @@ class World:
         server = self.network.server
         if server is None or server.deferred or server.inbox:
             return False
-        if server.farm.registry.cordons and not server.is_stopping:
+        if server.farm.registry.cordons and self.clock.now > self.undrained_at + UNDRAIN_SECS:
+            # One that was sent when all was healed may have met a server that was just going.
+            self.undrained_at = self.clock.now
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
         answered = all(c.answer is not None for c in self.clients)
-        return answered and not server.farm.feeder.nodes and self.clock.now > self.healed_at + 60
+        return (
+            answered
+            and not server.farm.feeder.nodes
+            and self.clock.now > self.healed_at + QUIET_SECS
+        )
 
     def _judge(self) -> None:
         server, watch = self.network.server, self.watch

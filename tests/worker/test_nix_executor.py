@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 import trio
 
 from actors.nix.settings import Nix
+from actors.worker.executors import nix_run
 from actors.worker.executors.base import Built, Failed
 from actors.worker.executors.nix import NixExecutor
 from tests.nix.real import ChrootStore, build, needs_nix
@@ -39,8 +42,9 @@ async def start(nix_env, monkeypatch):
         monkeypatch.setenv(name, nix_env[name])
     started = []
 
-    def of(store: ChrootStore, **nix) -> NixExecutor:
-        executor = NixExecutor(Nix(store.uri, **nix))
+    def of(store: ChrootStore | str, **nix) -> NixExecutor:
+        uri = store if isinstance(store, str) else store.uri
+        executor = NixExecutor(Nix(uri, **nix))
         executor.start()
         started.append(executor)
         return executor
@@ -330,6 +334,50 @@ async def test_what_runs_is_kept_from_the_garbage_collector(chroot, start):
     assert store.read(job.outputs["out"]) == "lib\n"
 
 
+# -- a daemon --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path, chroot, nix_env):
+    """The store of a Nix daemon, and its address."""
+    store, socket = chroot("w1"), tmp_path / "socket"
+    env = {
+        **nix_env,
+        "NIX_DAEMON_SOCKET_PATH": str(socket),
+        "NIX_REMOTE": f"local?root={store.uri}",
+    }
+    process = subprocess.Popen(["nix-daemon", "--daemon"], env=env, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not socket.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield store, f"unix://{socket}?root={store.uri}"
+    process.terminate()
+    process.wait()
+
+
+async def test_a_daemon_builds_within_the_limits_it_is_not_told(
+    daemon, start, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(nix_run, "OVERTIME_SECS", 0.2)
+    store, uri = daemon
+    executor = start(uri, cache=f"file://{tmp_path}/cache")
+    context = Context()
+    job = store.job(store.instantiate(build("good", "echo a log; echo > $out")))
+    assert isinstance(await executor.run_build(job, context), Built)
+    assert context.output == b"a log\n"
+    assert len(list((tmp_path / "cache").glob("*.narinfo"))) == 1
+    bad = store.job(store.instantiate(build("bad", "echo a log; exit 3")))
+    failed = await executor.run_build(bad, Context())
+    assert (failed.kind, failed.error.endswith("failed with exit code 3")) == ("Permanent", True)
+    mark = f"{30_000 + os.getpid()}"
+    for limits, words in (({"timeout": 1}, "1 s"), ({"silent": 1}, "1 s without output")):
+        slow = store.job(store.instantiate(build("slow", f"echo; sleep {mark}")), **limits)
+        failed = await executor.run_build(slow, Context())
+        assert (failed.kind, failed.error) == ("Timeout", f"timed out after {words}")
+        await until(lambda: not builders(mark), 5)
+
+
 # -- two stores and a cache ------------------------------------------------------------------------
 
 
@@ -384,6 +432,45 @@ async def test_a_cache_can_be_another_machines_store(chroot, start, tmp_path, is
     again = await start(chroot("w2"), cache=uri, key_file=key).run_build(job, Context())
     assert isinstance(again, Built), again
     assert again.substituted
+
+
+PAIR = build("pair", "echo $dev > $out; echo > $dev", 'outputs = [ "out" "dev" ];')
+
+
+async def test_outputs_go_to_the_cache_without_a_program_for_each(chroot, start, cache):
+    """Also outputs that refer to each other, and a large one."""
+    uri, _ = cache
+    store = chroot("w1")
+    executor = start(store, cache=uri)
+    executor._run = None  # there is no `nix copy`
+    large = build("large", "head -c 3000000 /dev/zero > $out")
+    for expression in (PAIR, large):
+        job = store.job(store.instantiate(expression))
+        assert isinstance(await executor.run_build(job, Context()), Built)
+        other = start(chroot("w2"), cache=uri)
+        assert (await other.run_build(job, Context())).substituted
+    assert chroot("w2").path(job.outputs["out"]).stat().st_size == 3_000_000
+
+
+async def test_what_an_output_refers_to_goes_to_the_cache_with_it(chroot, start, tmp_path):
+    uri, store = f"file://{tmp_path}/cache", chroot("w1")
+    library = build("library", "echo > $out")
+    job = store.job(store.instantiate(library))
+    # Built before there was a cache.
+    assert isinstance(await start(store).run_build(job, Context()), Built)
+    program = f"let library = {library}; in " + build(
+        "program", "echo $library > $out", "inherit library;"
+    )
+    executor = start(store, cache=uri)
+    user = store.job(store.instantiate(program))
+    assert isinstance(await executor.run_build(user, Context()), Built)
+    other = chroot("w2")
+    assert (await start(other, cache=uri).run_build(user, Context())).substituted
+    assert other.is_valid(job.outputs["out"])
+    # The process that did not take it is replaced.
+    executor._run = None
+    more = store.job(store.instantiate(build("more", "echo > $out")))
+    assert isinstance(await executor.run_build(more, Context()), Built)
 
 
 async def test_what_two_builds_need_is_fetched_at_once_and_by_one_of_them(chroot, start, tmp_path):
