@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": ("demo", "Run a whole farm on this machine and build a sample graph."),
     "server": ("server", "Run the assignment server."),
     "worker": ("worker", "Run a worker on a build machine."),
+    "build": ("build", "Evaluate and build a Nix file or flake on the farm."),
     "submit": ("submit", "Queue the jobs of a file."),
     "status": ("status", "Watch workers and jobs."),
     "health": ("health", "Tell whether the server is well."),
@@ -32,10 +33,13 @@ COMMANDS = {
     "logs": ("logs", "Print the log of a job."),
     "explain": ("explain", "Tell why a job waits, or why it went where it went."),
     "rules": ("rules", "List policies and rules."),
+    "cluster": ("cluster", "List, show and cancel clusters of jobs."),
     "cancel": ("operate", "Cancel jobs or submissions."),
     "prioritize": ("operate", "Put jobs in front of all others."),
     "drain": ("operate", "Give a worker no more jobs."),
     "undrain": ("operate", "Give a drained worker jobs again."),
+    "hook": ("hook", "Answer Nix's build hook; Nix starts it."),
+    "machines": ("machines", "Print a nix.machines file of the workers."),
     "keygen": ("keygen", "Make CURVE keys."),
 }
 """Name of each command: its module, and its line in the list of commands."""

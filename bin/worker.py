@@ -67,6 +67,15 @@ def _list(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any
     help="Evaluations at a time.",
 )
 @option(
+    "--eval-max-memory",
+    "eval_max_memory_mb",
+    type=SLOTS,
+    default=0,
+    show_default=True,
+    metavar="MIB",
+    help="Memory that one evaluation by Nix may take; 0 = no limit.",
+)
+@option(
     "--systems",
     also="GRADIENT_WORKER_SYSTEM_ARCHITECTURES",
     metavar="LIST",

@@ -9,6 +9,7 @@ All that it does again is idempotent: a batch that committed but was not reporte
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import nullcontext
 
@@ -22,27 +23,36 @@ from actors.ledger.port import (
     Answer,
     Batch,
     Committed,
+    Forgotten,
     LedgerPort,
     Offload,
     Query,
     Synced,
 )
+from actors.ledger.prune import FORGOTTEN
+
+log = logging.getLogger("headrace.ledger")
 
 BUSY_SECS = 5.0
 """How long one try of a deferred batch waits for another process's lock."""
 CHECKPOINT_SECS = 1.0
 MAX_WAL_BYTES = 16 * 2**20
 FAILED_PAUSE_SECS = 1.0
+FORGET_EVERY_SECS, FORGET_PAUSE_SECS = 600.0, 0.02
 
 
-async def run_ledger(port: LedgerPort, offload: Offload = trio.to_thread.run_sync) -> None:
-    """Serves the port until cancelled."""
+async def run_ledger(
+    port: LedgerPort, offload: Offload = trio.to_thread.run_sync, keep_secs: float = 0.0
+) -> None:
+    """Serves the port until cancelled. Jobs that ended `keep_secs` ago are forgotten; 0 = none."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
         nursery.start_soon(_admit, port, offload)
         nursery.start_soon(_answer, port, offload)
         nursery.start_soon(_checkpoint, port, offload)
+        if keep_secs:
+            nursery.start_soon(_forget, port, offload, keep_secs)
 
 
 async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
@@ -63,7 +73,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
 def _apply(port: LedgerPort, batch: Batch) -> list[bool]:
     with port.lock:
         results = port.ledger.apply(batch.writes, port.wall_offset(), BUSY_SECS)
-        port.committed = batch.number
+        port.succeeded(batch)
         return results
 
 
@@ -151,6 +161,30 @@ async def _checkpoint(port: LedgerPort, offload: Offload) -> None:
                 await offload(_relieve, port)
         except (LedgerBusy, LedgerFailed):
             continue  # a reader or another server is in the way; the next round tries again
+
+
+async def _forget(port: LedgerPort, offload: Offload, keep_secs: float) -> None:
+    """Goes through all jobs at every `FORGET_EVERY_SECS`, a few at a time."""
+    while True:
+        await trio.sleep(FORGET_EVERY_SECS)
+        before = trio.current_time() + port.wall_offset() - keep_secs
+        after: int | None = 0
+        try:
+            while after is not None:
+                old, after = await offload(port.ledger.old_jobs, before, after)
+                for start in range(0, len(old), FORGOTTEN):
+                    some = old[start : start + FORGOTTEN]
+                    job_ids = await offload(_forget_some, port, some, before)
+                    if job_ids:
+                        port.deliver(Forgotten(tuple(job_ids)))
+                    await trio.sleep(FORGET_PAUSE_SECS)
+        except (LedgerBusy, LedgerFailed) as error:
+            log.warning("old jobs are not forgotten for now: %s", error)
+
+
+def _forget_some(port: LedgerPort, jobs: list[int], before: float) -> list[str]:
+    with port.lock:
+        return port.ledger.forget(jobs, before)
 
 
 def _relieve(port: LedgerPort) -> None:

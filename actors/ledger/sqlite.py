@@ -11,22 +11,27 @@ from typing import Self
 from msgspec.structs import replace
 
 from .admission import Admitting, discard
+from .clusters import open_attempts
 from .connection import Connection, Files, Log, open_writer
 from .errors import LedgerError
+from .prune import HISTORY_SECS, forget, forget_metrics
 from .queries import Reads
-from .records import Admission, Admitted, ClaimRecord, Snapshot, Write
+from .rebuild import rebuild
+from .records import Admission, Admitted, Adopted, ClaimRecord, Rebuild, Snapshot, Write
 from .snapshot import has_orphans, read_snapshot, requeue_orphans
 from .writes import Stamp, perform
 
 CHUNK_ROWS = 2_000
 """About how many rows one transaction of a large admission writes: a few milliseconds."""
-_HISTORY_SECS, _WEEK_SECS, _HOUR_SECS = 90 * 86_400.0, 7 * 86_400.0, 3_600.0
+_WEEK_SECS, _HOUR_SECS = 7 * 86_400.0, 3_600.0
 _BUILDS_PER_PACKAGE = 20
 _MAX_EVALUATIONS, _MAX_WAITS, _MAX_WORKERS = 20_000, 50_000, 1_000
 _ADOPT = """
 UPDATE dispatched_job SET server = ?1 WHERE server = ?2 AND closed_at IS NULL
-RETURNING id, job, worker, session, server, claimed_at - ?3
+RETURNING id, job, worker, session, server, claimed_at - ?3, cluster_attempt
 """
+_ADOPT_ATTEMPTS = """
+UPDATE cluster_attempt SET server = ? WHERE server = ? AND finished_at IS NULL"""
 # The loop's commits wait meanwhile, and it can be tried again a second later.
 _RELIEVE_TIMEOUT_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
@@ -175,28 +180,37 @@ class SqliteLedger(Reads):
             snapshot = read_snapshot(db, wall_offset)
         # What only helps to choose may be of a slightly later state.
         now = self._wall() - wall_offset
-        builds = self.metrics(now - _HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
+        builds = self.metrics(now - HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
         evaluations = self.evaluations(now - _WEEK_SECS, _MAX_EVALUATIONS, wall_offset)
         return replace(
             snapshot,
             metrics=(*builds, *evaluations),
             waits=tuple(self.waits(now - _HOUR_SECS, _MAX_WAITS, wall_offset)),
-            workers=tuple(self.workers(now - _HISTORY_SECS, _MAX_WORKERS, wall_offset)),
+            workers=tuple(self.workers(now - HISTORY_SECS, _MAX_WORKERS, wall_offset)),
             prefetches=tuple(self.prefetches()),
         )
 
-    def adopt(self, dead: Collection[str], wall_offset: float) -> list[ClaimRecord]:
-        """Takes over the open claims of dead servers; whoever asks first gets them.
+    def adopt(self, dead: Collection[str], wall_offset: float) -> Adopted:
+        """Takes over the open claims and attempts of dead servers; whoever asks first gets them.
 
         What such a server had staged and not finished is deleted.
         """
         self.recover(dead)
-        adopted: list[ClaimRecord] = []
+        claims: list[ClaimRecord] = []
         with self._writer.transaction() as db:
+            attempts = [a for a in open_attempts(db, wall_offset) if a.server in dead]
             for server in dead:
                 rows = db.execute(_ADOPT, (self.server, server, wall_offset)).fetchall()
-                adopted += [ClaimRecord(*row) for row in rows]
-        return adopted
+                claims += [ClaimRecord(*row) for row in rows]
+                db.execute(_ADOPT_ATTEMPTS, (self.server, server))
+        return Adopted(tuple(claims), tuple(attempts))
+
+    def forget(self, jobs: Collection[int], before: float) -> list[str]:
+        """Deletes those of the jobs (keys of `old_jobs`) that ended before a wall-clock time and
+        that nobody needs, and some metrics that are too old; returns the jobs' ids."""
+        with self._writer.transaction() as db:
+            forget_metrics(db, self._wall())
+            return forget(db, jobs, before)
 
     def relieve(self) -> int:
         """Empties the log and returns its size in bytes, 0 unless a reader or another server was
@@ -223,6 +237,11 @@ class SqliteLedger(Reads):
             db.execute(
                 "UPDATE server SET logged_at = ? WHERE seq = ?", (self._wall(), self._server_seq)
             )
+
+    def rebuild(self, job_id: str, missing: Sequence[str]) -> Rebuild:
+        """Queues again what made the `missing` paths among the inputs of a queued job."""
+        with self._writer.transaction() as db:
+            return rebuild(db, job_id, missing, self._stamp(0.0))
 
     def data_version(self) -> int:
         """Changes when another server wrote; own writes leave it as it is."""

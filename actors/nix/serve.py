@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import psutil
 import trio
 from msgspec import Struct
 
 from actors.nix import wire
 from actors.nix.aterm import DrvOutput
+from actors.nix.settings import plain
 from actors.nix.wire import BadFrame, Reply, Writer
 
 HELLO, ANSWER = 0x390C9DEB, 0x5452EECB
@@ -32,6 +34,7 @@ BUILT, SUBSTITUTED, ALREADY_VALID = 0, 1, 2
 
 _TERM_GRACE_SECS = 1.0
 _READ_BYTES = 2**16
+_TAIL_BYTES = 4_096
 
 T = TypeVar("T")
 
@@ -172,10 +175,18 @@ class BlockingServe:
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, request: bytes, reply: Reply[T]) -> T:
+    def ask(self, request: bytes, reply: Callable[[], Reply[T]]) -> T:
         """Raises `ServeFailed`."""
+        if self._process is not None:
+            try:
+                return self._ask(self._process, request, reply())
+            except ServeFailed:  # it may have ended long ago: once more, with a new one
+                pass
+        return self._ask(None, request, reply())
+
+    def _ask(self, process: subprocess.Popen[bytes] | None, request: bytes, reply: Reply[T]) -> T:
         try:
-            process = self._process or self._start()
+            process = process or self._start()
             assert process.stdin is not None
             process.stdin.write(request)
             process.stdin.flush()
@@ -229,7 +240,8 @@ class ServeProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         assert isinstance(process.stderr, trio.lowlevel.FdStream)
-        self._to, self._from, self.log = process.stdin, process.stdout, process.stderr
+        self._to, self._from, self._log = process.stdin, process.stdout, process.stderr
+        self._family: list[psutil.Process] = []
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str]) -> ServeProcess:
@@ -253,34 +265,73 @@ class ServeProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, request: bytes, reply: Reply[T]) -> T:
-        """Raises `ServeFailed`; a request that is cancelled leaves the process useless."""
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    async def ask(
+        self,
+        request: bytes,
+        reply: Reply[T],
+        on_log: Callable[[bytes], Awaitable[None]] | None = None,
+    ) -> T:
+        """Passes all of the log on before it returns, and reads no more of it than `on_log` takes.
+
+        Raises `ServeFailed`; a request that is cancelled leaves the process useless.
+        """
+        answer: list[T] = []
+        failure: BadFrame | trio.BrokenResourceError | trio.ClosedResourceError | None = None
+        pump = _Pump(self._log.fileno(), on_log)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            try:
+                await self._to.send_all(request)
+                answer.append(await self._read(reply))
+            except (BadFrame, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                failure = error
+            pump.finish()
+        if failure is None:
+            return answer[0]
+        said = plain(pump.tail.decode(errors="replace"))
+        if isinstance(failure, BadFrame) and not isinstance(failure, _Ended):
+            said = f"{failure}; {said}" if said else str(failure)
+        raise ServeFailed(f"nix-store --serve: {said or 'it has ended'}")
+
+    async def _read(self, reply: Reply[T]) -> T:
         try:
-            await self._to.send_all(request)
             wanted = next(reply)
             while True:
                 wanted = reply.send(await self._read_exactly(wanted))
         except StopIteration as done:
             value: T = done.value
             return value
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise ServeFailed("nix-store --serve has ended") from None
-        except BadFrame as error:
-            raise ServeFailed(f"nix-store --serve: {error}") from None
 
     async def _read_exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
             data = await self._from.receive_some(_READ_BYTES)
             if not data:
-                raise BadFrame("it ended")
+                raise _Ended("it has ended")
             self._buffer += data
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
 
+    def look_around(self) -> int:
+        """Bytes of memory that its builder takes now. Reads /proc: call it in a thread.
+
+        Remembers the processes, so that `close` finds them when Nix is no longer there to end
+        them.
+        """
+        try:
+            self._family = psutil.Process(self.pid).children(recursive=True) or self._family
+        except psutil.Error:
+            return 0
+        return sum(map(_rss, self._family))
+
     async def close(self) -> None:
         """Ends it, and the builder that it runs, within `_TERM_GRACE_SECS` and a bit."""
         with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self.look_around)
             # Nix ends its builder when its client goes; killed at once it would leave it behind.
             await self._to.aclose()
             self._signal(signal.SIGTERM)
@@ -288,12 +339,73 @@ class ServeProcess:
                 await self._process.wait()
             if self._process.returncode is None:
                 self._signal(signal.SIGKILL)
-                await self._process.wait()
+            await self._process.wait()
+            await trio.to_thread.run_sync(_end, self._family)
             await self._from.aclose()
-            await self.log.aclose()
+            await self._log.aclose()
 
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             return
+
+
+class _Ended(BadFrame):
+    """Not nonsense: nothing at all."""
+
+
+class _Pump:
+    """Passes on what comes out of a pipe, no faster than it is taken."""
+
+    def __init__(self, handle: int, take: Callable[[bytes], Awaitable[None]] | None) -> None:
+        self._handle = handle
+        self._take = take
+        self._waiting = trio.CancelScope()
+        self._is_last = False
+        self.tail = b""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                data = os.read(self._handle, _READ_BYTES)
+            except BlockingIOError:
+                if self._is_last:
+                    return
+                with trio.CancelScope() as self._waiting:
+                    await trio.lowlevel.wait_readable(self._handle)
+                continue
+            if not data:
+                return
+            self.tail = (self.tail + data)[-_TAIL_BYTES:]
+            if self._take is not None:
+                await self._take(data)
+
+    def finish(self) -> None:
+        """Ends it once all that is in the pipe by now was passed on."""
+        self._is_last = True
+        self._waiting.cancel()
+
+
+def _end(family: Sequence[psutil.Process]) -> None:
+    """Kills what is left of a builder and waits until it is gone."""
+    left = list(family)
+    for process in family:
+        try:
+            left += process.children(recursive=True)
+        except psutil.Error:  # it is gone
+            continue
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(left, timeout=_TERM_GRACE_SECS)
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        size: int = process.memory_info().rss
+    except psutil.Error:
+        return 0
+    return size

@@ -11,14 +11,15 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
 from actors.hangs import Inlet
 from actors.ledger.errors import LedgerFailed
 from actors.ledger.port import CommitFailed
+from actors.ledger.records import Snapshot
 from actors.server.claims import Claim
+from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
@@ -33,11 +34,11 @@ FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
 WAITS = ("socket", "inbox", "clock", "outbox")
 """What its tasks wait for; each wait may be cut short at any time."""
-CORES = ("gateway", "registry", "feeder", "assigner")
+CORES = ("gateway", "registry", "feeder", "assigner", "coordinator")
 
 
 class Dispatch:
-    """Runs gateway, registry, feeder and assigner in one task group."""
+    """Runs gateway, registry, feeder, assigner and coordinator in one task group."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -104,6 +105,8 @@ class Dispatch:
             first_batch=world.batches + 1, others_alive=world.others_alive(),
         )  # fmt: skip
         self._turn((), (StopRequested(),) if world.is_stopping else ())
+        while len(world.port.deferred):  # what a dead server left open is closed by now
+            await trio.sleep(BEHIND_POLL_SECS)
         self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_socket)
@@ -269,9 +272,12 @@ class Dispatch:
         self._world.outbox.send(peer, [encode(reply)], now)
 
 
-def _load(world: World) -> Any:
+def _load(world: World) -> Snapshot:
     with world.port.lock:
-        return world.port.ledger.load(world.port.wall_offset())
+        snapshot = world.port.ledger.load(world.port.wall_offset())
+    if snapshot.clusters:
+        load_solver()  # here, where no request waits for it
+    return snapshot
 
 
 def blame(error: BaseException) -> str:

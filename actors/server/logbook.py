@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import trio
 
 from actors.hangs import Inlet
 from actors.ledger.port import Offload, Waiting
-from actors.server.effects import Log, ReadLog
+from actors.server.effects import DropLogs, Log, ReadLog
 from transport import messages as m
 
 log = logging.getLogger("headrace.logbook")
@@ -33,7 +34,7 @@ class Logbook:
     def __init__(self, folder: Path, answer: Callable[[bytes, m.CmdLogsReply], None]) -> None:
         self._folder = folder
         self._answer = answer
-        self._waiting: Waiting[Log | ReadLog] = Waiting(MAX_QUEUED)
+        self._waiting: Waiting[Log | ReadLog | DropLogs] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
         self.dropped = 0
         """Chunks that found the queue or the disk full."""
@@ -47,8 +48,9 @@ class Logbook:
         """What the logbook takes from."""
         return (self._waiting.inlet("queue"),)
 
-    def put(self, item: Log | ReadLog) -> None:
-        """Queues a chunk for writing, or a client's read behind the chunks before it."""
+    def put(self, item: Log | ReadLog | DropLogs) -> None:
+        """Queues a chunk for writing, or a client's read behind the chunks before it; a removal
+        that finds no room leaves the logs where they are."""
         size = len(item.data) if isinstance(item, Log) else 0
         if self._queued_bytes + size > MAX_QUEUED_BYTES or not self._waiting.put(item):
             self.dropped += 1
@@ -73,9 +75,13 @@ class Logbook:
                 )
                 self._answer(first.peer, reply)
                 continue
+            if isinstance(first, DropLogs):
+                await self._waiting.offload(offload, self._remove, first.job_ids)
+                self._waiting.done()
+                continue
             chunks = []
             for item in self._waiting.items:
-                if isinstance(item, ReadLog):
+                if not isinstance(item, Log):
                     break
                 chunks.append(item)
             self.dropped += await self._waiting.offload(offload, self._append, chunks)
@@ -114,6 +120,10 @@ class Logbook:
             log.error("a build log is not read: %s", error)  # noqa: TRY400 - one line
             return b"", offset
         return data, offset + len(data)
+
+    def _remove(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            shutil.rmtree(self._job_folder(job_id), ignore_errors=True)
 
     def _job_folder(self, job_id: str) -> Path:
         return self._folder / _file_name(job_id)

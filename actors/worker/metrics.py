@@ -50,21 +50,6 @@ def session_rss(leader: int) -> int:
     return total
 
 
-def family_rss(parent: int) -> int:
-    """Bytes of memory that the descendants of a process have resident, as `session_rss`."""
-    total = 0
-    try:
-        family = psutil.Process(parent).children(recursive=True)
-    except psutil.Error:
-        return 0
-    for process in family:
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
-
-
 def oom_kills() -> int | None:
     """How often this machine killed a process for want of memory since its start."""
     try:

@@ -13,13 +13,18 @@ import trio
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
+from actors.server.dispatch import CORES
 from actors.server.policies import load_policy
+from tests.server.cluster_harness import cluster
 from tests.server.farm_harness import BOTH, job
 from transport import loopback
 from transport import messages as m
 from transport.codec import Decoder, encode
 
-ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+ACTORS = (
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook",
+)  # fmt: skip
 
 
 async def at_once(function, *arguments):
@@ -140,7 +145,7 @@ async def test_whoever_is_killed_sessions_and_running_jobs_go_on(
         server.kill(actor)
         await trio.sleep(1.0)
         assert restarts(server, actor) == 1
-        if actor in ("gateway", "registry", "feeder", "assigner"):
+        if actor in CORES:
             worker.score((await worker.until(m.JobOffer)).candidates)  # scored anew
         second = await worker.request()
         assert {first.job.name, second.job.name} == {"a", "b"}
@@ -223,6 +228,46 @@ async def test_no_question_about_a_log_ends_the_logbook(serving, autojump_clock)
             )
             assert (reply.data, reply.offset) == (b"", offset)
         assert restarts(server, "logbook") == 0
+
+
+async def test_the_coordinator_is_killed_while_seats_are_held_and_while_members_run(
+    serving, autojump_clock
+):
+    async with serving() as (server, network):
+        client, *workers = (Peer(network) for _ in range(3))
+        for name, worker in zip("vw", workers, strict=True):
+            await worker.open(name)
+        told = await client.submit(clusters=[cluster("a", "b")])
+        for worker in workers:
+            worker.score((await worker.until(m.JobOffer)).candidates)
+            worker.send(m.RequestJob(kind="build"))
+        held = [await worker.until(m.AssignJob) for worker in workers]
+        workers[0].send(m.AssignJobResponse(held[0].job_id, held[0].assignment_id, True))
+        await trio.sleep(0.1)
+        server.kill("coordinator")
+        for worker in workers:
+            assert (await worker.until(m.AbortCluster)).attempt == held[0].cluster.attempt
+        assert restarts(server, "coordinator") == 1
+
+        await trio.sleep(31)
+        for worker in workers:
+            worker.score((await worker.until(m.JobOffer)).candidates)
+            worker.send(m.RequestJob(kind="build"))
+        seats = [await worker.until(m.AssignJob) for worker in workers]
+        for worker, seat in zip(workers, seats, strict=True):
+            worker.send(m.AssignJobResponse(seat.job_id, seat.assignment_id, True))
+        for worker in workers:
+            await worker.until(m.StartCluster)
+        server.kill("coordinator")
+        for worker, seat in zip(workers, seats, strict=True):
+            # In case the first one was not sent.
+            assert (await worker.until(m.StartCluster)).attempt == seat.cluster.attempt
+            worker.send(m.JobCompleted(seat.job_id, seat.assignment_id))
+            await worker.until(m.Recorded)
+        request = m.CmdCluster(request=4, cluster=told.clusters[0])
+        shown = (await client.ask(request, m.CmdClusterReply)).cluster
+        assert shown["status"] == "Completed"
+        assert [a["outcome"] for a in shown["history"]] == ["PrepareFailed", "Succeeded"]
 
 
 # -- hanging, and health ---------------------------------------------------------------------------

@@ -533,6 +533,18 @@ def test_an_operators_drain_outlives_reconnect_and_restart(farm):
     assert farm.request("w2").job.name == "a"
 
 
+def test_a_drain_that_was_lost_with_dispatch_does_not_stick_to_the_session(
+    farm,
+):  # simulation: clusters/23
+    farm.worker("w")
+    farm.submit(job("a"))
+    farm.fail_commits = 1
+    farm.send("client", m.CmdHello(versions=(1, 1)), m.CmdDrain(request=1, worker="w", reason="x"))
+    assert not told(farm, "client", m.CmdDone)
+    farm.start_dispatch()  # before the commit was tried again
+    assert farm.request("w").job.name == "a"
+
+
 def test_an_unanswered_request_is_an_idle_slot_for_25_seconds(farm):  # 123, 124, 127
     farm.worker("w")
     assert farm.request("w") is None
@@ -597,3 +609,18 @@ def test_a_bad_submission_changes_nothing(farm):
     assert (type(refused), refused.code) == (m.CmdError, 2)
     assert "cycle" in refused.message
     assert farm.ledger.jobs_page(None, None, 10) == []
+
+
+def test_a_held_completion_that_dispatch_forgot_is_no_claim_for_ever(farm):
+    farm.worker("w", can=BOTH)
+    farm.ids["eval"] = farm.submit(evaluations=[graph_evaluation()]).evaluations[0]
+    given = farm.request("w", "eval")
+    farm.auto_admit = False
+    farm.send("w", batch(given, job("a")))
+    assert not any(isinstance(a, m.Recorded) for a in farm.complete("w", given))
+    farm.farm.admissions_out = []  # taken by the ledger, which answers nobody
+    farm.auto_admit = True
+    farm.start_dispatch()
+    farm.wait(11)
+    assert farm.status("eval") == "Queued"
+    assert farm.outcomes("eval") == ["Unanswered"]

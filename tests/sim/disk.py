@@ -214,6 +214,8 @@ class _Vfs(apsw.VFS):
         self._disk = disk
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
+        if name is None:  # what spills out of memory; nobody looks for it after a crash
+            return apsw.VFSFile("unix", name, flags)
         return _File(name, flags, self._disk)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802

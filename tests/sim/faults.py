@@ -42,6 +42,10 @@ class Faults(Struct, frozen=True, kw_only=True):
     duplicate_reports: float = 0.0
     stale_reports: float = 0.0
     """A worker reports a job as completed under an assignment that it lost."""
+    clusters: float = 0.0
+    """A submission has clusters; workers are more then, and sit in zones."""
+    deaf_seats: float = 0.0
+    """A cluster's `AssignJob` is never answered."""
     deaths: float = 0.0
     """A worker that crashed never comes back; the first two always do."""
 
@@ -59,6 +63,12 @@ PRESETS: dict[str, Faults] = {
     "power": Faults(
         server_crashes=0.05, power_losses=0.7, wall_jumps=0.02, slow_commits=0.01,
         deferred_commits=0.05, failing_commits=0.02, cuts=0.02,
+    ),
+    "clusters": Faults(
+        clusters=1.0, delay=(0.0005, 0.3), cuts=0.008, worker_crashes=0.002, worker_drains=0.002,
+        server_crashes=0.004, server_stops=0.002, dispatch_restarts=0.006, pager_restarts=0.01,
+        cancels=0.02, cordons=0.004, failing_commits=0.02, deferred_commits=0.1, declines=0.05,
+        deaf_seats=0.12, duplicate_reports=0.1, stale_reports=0.05, failures=0.12,
     ),
     "people": Faults(cancels=0.1, cordons=0.05, failures=0.15),
     "storm": Faults(

@@ -20,6 +20,7 @@ from actors.ledger.port import (
     LedgerPort,
     Synced,
 )
+from actors.ledger.records import Rebuild
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.config import ServerConfig
 from actors.server.effects import (
@@ -75,6 +76,7 @@ class SimServer:
         self.watch.server_started(self.ledger)
         self.sessions = SessionTable()
         self.deferred: list[Batch] = []
+        self.admitting: list[AdmissionRequest] = []
         self.is_broken = False
         self.committed = 0
         self.synced = 0
@@ -118,6 +120,8 @@ class SimServer:
         """Builds the cores anew from the ledger and the session table."""
         while self.deferred:
             self._commit_deferred()
+        for request in list(self.admitting):
+            self._admit(request)
         self.is_broken = False
         self.inbox = [e for e in self.inbox if not isinstance(e, Committed | CommitFailed)]
         self.watch.dispatch_started(self.sessions)
@@ -164,6 +168,7 @@ class SimServer:
         if self._is_stalled(lambda: self.receive(peer, frames)):
             return
         if self.is_up:
+            self.watch.clusters.receives(self, peer, frames)
             self.turn(lambda: self.farm.receive(Incoming(peer, frames, None), self.clock.now))
 
     def _is_stalled(self, then: Callable[[], None]) -> bool:
@@ -354,6 +359,7 @@ class SimServer:
                 farm.refuse_admission(request, self.clock.now)
                 self.clock.after(0.0, lambda: self.is_up and self.turn(lambda: None))
                 continue
+            self.admitting.append(request)
             delay = self._disk_takes(0.1)
             self.clock.after(delay, lambda request=request: self._admit(request))
         farm.admissions_out = []
@@ -363,13 +369,16 @@ class SimServer:
                 self.clock.after(0.0, lambda: self.is_up and self.turn(lambda: None))
                 continue
             result = getattr(self.ledger, query.method)(*query.arguments)
+            if isinstance(result, Rebuild):
+                self.watch.rebuilt(result)
             self.post(Answer(query.token, result))
         farm.queries, farm.logs, farm.status_requests = [], [], []
         self._page()
 
     def _admit(self, request: AdmissionRequest) -> None:
-        if not self.is_up:
+        if not self.is_up or request not in self.admitting:
             return
+        self.admitting.remove(request)
         try:
             taken = ledger_actor._admit_durably(self.port, request)
         except Crashed:

@@ -29,6 +29,7 @@ from actors.server.world import PAGER_BATCHES
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.executors.base import Built, Failed
 from actors.worker.shell import WorkerShell
+from tests.sim.clusters import clusters_of
 from tests.sim.faults import Faults
 from tests.sim.watch import Violation, Watch
 from tests.sim.world import _fast_folder
@@ -39,7 +40,10 @@ from transport.interface import ConnectionLost, Sent
 
 ENDPOINT = "loop://farm"
 STORMY_SECS, HEALING_SECS = 45.0, 2_000.0
-ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+ACTORS = (
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook",
+)  # fmt: skip
 STORM = Faults(
     delay=(0.0005, 0.05), cuts=0.05, worker_crashes=0.04, server_crashes=0.03,
     dispatch_restarts=0.1, failures=0.1,
@@ -200,7 +204,8 @@ class ShellWorld:
 
     async def _submit(self, number: int) -> None:
         jobs = self._graph(number)
-        message = m.CmdSubmit(request=number, is_final=True, jobs=jobs)
+        clusters = clusters_of(self.random, f"c{number}", jobs, [None] * 3, []) if number else []
+        message = m.CmdSubmit(request=number, is_final=True, jobs=jobs, clusters=clusters)
         await trio.sleep(self.random.uniform(0, STORMY_SECS / 2))
         decoder = Decoder(m.SERVER_MESSAGES)
         while True:
@@ -271,6 +276,7 @@ class ShellWorld:
             self.watch.demand(record is not None, "I2: an accepted job is lost", job_id)
             self.watch.demand(record.status in TERMINAL, f"I2: {record.status}", job_id)
         self.watch.demand(not self.watch.open, "open claims at the end", *self.watch.open)
+        self.watch.clusters.judge(server)
 
     def _is_done(self) -> bool:
         farm = self.server.dispatch._farm if self.server is not None else None
@@ -281,12 +287,8 @@ class ShellWorld:
     def _listen_in(self, server: Server, ledger: SqliteLedger, router: Any) -> None:
         """Lets the watch see what is written, synced, sent and offered."""
         watch = self.watch
-        apply, admit, send, settle = (
-            ledger.apply,
-            ledger.admit,
-            router.send,
-            server.dispatch._settle,
-        )
+        apply, admit, send = ledger.apply, ledger.admit, router.send
+        settle, turn = server.dispatch._settle, server.dispatch._turn
         seen = _Seen(server)
 
         def watched_apply(writes: Any, *arguments: Any) -> list[bool]:
@@ -308,6 +310,11 @@ class ShellWorld:
             if sent is Sent.OK:
                 watch.sends(seen, peer, frames)
             return sent
+
+        def watched_turn(incoming: Any, events: Any) -> None:
+            for message in incoming:
+                watch.clusters.receives(seen, message.peer, message.frames)
+            turn(incoming, events)
 
         def watched_settle(farm: Any, now: float) -> None:
             settle(farm, now)
@@ -344,7 +351,7 @@ class ShellWorld:
 
         ledger.apply, ledger.admit, ledger.sync = watched_apply, watched_admit, watched_sync
         router.send = watched_send
-        server.dispatch._settle = watched_settle
+        server.dispatch._settle, server.dispatch._turn = watched_settle, watched_turn
         server.world.outbox.send_page = watched_send_page
         actors.server.shells.Pager = WatchedPager
 

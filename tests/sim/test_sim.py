@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from actors.ledger import actor as ledger_actor
 from actors.ledger.connection import Log
 from actors.ledger.port import AdmissionTaken
-from actors.server import pager, pool, reports
+from actors.server import feeder, jobs, pager, pool, reports
 from actors.server.assigner import Assigner
+from actors.server.clusters.coordinator import Coordinator
 from actors.server.effects import Tell
 from actors.server.farm import Farm
 from actors.server.feeder import Feeder
@@ -232,6 +234,39 @@ def _retry_waits_for_the_wall_clock(patch):
     patch(Feeder, "_believe_times", lambda *_: None)
 
 
+def _started_when_the_first_accepted(patch):
+    accepted = Coordinator.accepted
+
+    def impatient(self, claim, now):
+        attempt = self._preparing.get(claim.attempt or "")
+        if attempt is not None:
+            for seat in attempt.seats.values():
+                seat.has_accepted = True
+        return accepted(self, claim, now)
+
+    patch(Coordinator, "accepted", impatient)
+
+
+def _seats_never_timed_out(patch):
+    patch(Coordinator, "expire", lambda *_: [])
+
+
+def _members_assigned_singly(patch):
+    entry = jobs.pool_entry
+    patch(feeder, "pool_entry", lambda node, sizes: replace(
+        entry(node, sizes), is_cluster_member=False
+    ))  # fmt: skip
+
+
+def _a_retry_forgets_who_reported(patch):
+    back = Coordinator._back
+
+    def forgetful(self, members, why, now):
+        return back(self, list(members)[1:], why, now)
+
+    patch(Coordinator, "_back", forgetful)
+
+
 MUTANTS = [
     _stale_ids_accepted, _offer_lost_on_return, _offered_twice, _assigned_before_the_row,
     _recorded_before_it_is_durable, _slots_not_counted, _declined_job_lost,
@@ -240,15 +275,30 @@ MUTANTS = [
     _accepted_before_it_is_durable, _log_never_synced, _failed_commit_taken_for_done,
     _retry_waits_for_the_wall_clock,
 ]  # fmt: skip
+CLUSTER_MUTANTS = [
+    _started_when_the_first_accepted, _seats_never_timed_out, _members_assigned_singly,
+    _a_retry_forgets_who_reported,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def _each(mutants):
+    return pytest.mark.parametrize("mutant", mutants, ids=lambda m: m.__name__.strip("_"))
+
+
+@_each(MUTANTS)
 def test_a_deliberate_fault_is_noticed(mutant, monkeypatch):
     mutant(monkeypatch.setattr)
     with pytest.raises(Violation):
-        _simulate_all()
+        _simulate_all([name for name, faults in PRESETS.items() if not faults.clusters])
 
 
-def _simulate_all():
-    for preset, seed in runs(list(PRESETS), MUTANT_SEEDS):
+@_each(CLUSTER_MUTANTS)
+def test_a_deliberate_fault_of_clusters_is_noticed(mutant, monkeypatch):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(Violation):
+        _simulate_all(["clusters"])
+
+
+def _simulate_all(presets):
+    for preset, seed in runs(presets, MUTANT_SEEDS):
         simulate(preset, seed)

@@ -1,4 +1,4 @@
-"""The invariants I1-I6, I8, I9 and the order of promises, checked after every step.
+"""The invariants I1-I9 (I7 in `clusters`) and the order of promises, checked after every step.
 
 Watches from outside: what is written, what is sent, what is offered. It believes no core.
 """
@@ -6,7 +6,7 @@ Watches from outside: what is written, what is sent, what is offered. It believe
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from actors.ledger.port import Batch
@@ -16,10 +16,14 @@ from actors.ledger.records import (
     Admitted,
     ClaimRecord,
     CloseClaim,
+    OpenAttempt,
     OpenClaim,
+    Rebuild,
     SetJob,
+    Write,
 )
 from actors.ledger.sqlite import SqliteLedger
+from tests.sim.clusters import ClusterWatch
 from transport import messages as m
 from transport.codec import Decoder
 
@@ -63,6 +67,7 @@ class Watch:
         self.is_finished: Callable[[str], bool] = lambda _: True
         """Whether the assignment's worker really finished it."""
         self.turns = 0
+        self.clusters = ClusterWatch(self.demand)
         self._decoder = Decoder(m.SERVER_MESSAGES)
 
     def note(self, text: str) -> None:
@@ -88,14 +93,25 @@ class Watch:
                 self.status[job.job_id] = job.status
                 self.kinds[job.job_id] = job.kind
                 self.tell(job.job_id, f"admitted {job.name}")
+        self.clusters.admitted(admitted)
         for job in admitted.requeued:
             self.status[job.job_id] = "Created"
             self.completions[job.job_id] = 0
             self.tell(job.job_id, "queued again")
 
+    def rebuilt(self, rebuild: Rebuild) -> None:
+        self._begin([job.job_id for job in rebuild.requeued])
+        for job in rebuild.requeued:
+            self.demand(self.status[job.job_id] == "Completed", "rebuilt undone", job.job_id)
+            self.status[job.job_id] = "Created"
+            self.completions[job.job_id] = 0
+            self.tell(job.job_id, f"to be built again for {rebuild.job_id}")
+
     def wrote(self, batch: Batch, results: list[bool]) -> None:
-        self._begin([job for write in batch.writes for job in self._jobs_of(write)])
-        for write, result in zip(batch.writes, results, strict=True):
+        single = list(self._single(batch, results))
+        self._begin([job for write, _ in single for job in self._jobs_of(write)])
+        for write, result in single:
+            self.clusters.wrote(write, result=result)
             match write:
                 case OpenClaim() if result:
                     claim = write.claim
@@ -108,11 +124,13 @@ class Watch:
                     del self.open[job]
                     self.closed_in[write.assignment_id] = batch.number
                     self.tell(job, f"closed {write.assignment_id} {write.outcome}")
+                    is_member = self.clusters.closes(write.assignment_id, job, write.outcome)
                     if write.outcome == "Completed":
                         is_true = self.is_finished(write.assignment_id)
                         self.demand(is_true, "I4: completed by a stale report", job)
-                        self.completions[job] += 1
-                        self.demand(self.completions[job] == 1, "I4: completed twice", job)
+                        if not is_member:
+                            self.completions[job] += 1
+                            self.demand(self.completions[job] == 1, "I4: completed twice", job)
                 case SetJob():
                     before = self.status.get(write.job_id)
                     self.demand(
@@ -124,6 +142,13 @@ class Watch:
                         )
                     self.status[write.job_id] = write.status
                     self.tell(write.job_id, f"is {write.status}")
+
+    @staticmethod
+    def _single(batch: Batch, results: list[bool]) -> Iterator[tuple[Write, bool]]:
+        for write, result in zip(batch.writes, results, strict=True):
+            yield write, result
+            if isinstance(write, OpenAttempt):
+                yield from ((claim, result) for claim in write.claims)
 
     def _job_of(self, assignment_id: str) -> str:
         return next(j for j, c in self.open.items() if c.assignment_id == assignment_id)
@@ -183,6 +208,7 @@ class Watch:
     def sends(self, server: Any, peer: bytes, frames: list[bytes]) -> None:
         for frame in frames:
             message = self._decoder.decode(frame)
+            self.clusters.sends(message)
             if isinstance(message, m.AssignJob):
                 self._assigns(server, peer, message)
             elif isinstance(message, m.CmdSubmitted):
@@ -244,6 +270,7 @@ class Watch:
         if self.turns % OFFERS_EVERY == 0:
             owed = self.missing_offers(server)
             self.demand(not owed, f"I8: an offer is owed: {owed[:1]}", *(j for _, j in owed[:1]))
+        self.clusters.settled(server, self.clock.now)
         settlement = server.farm._settlement
         if settlement._writes or settlement._batches:
             return  # what closes a claim may be on its way

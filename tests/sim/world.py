@@ -13,6 +13,7 @@ from actors.server import assigner
 from actors.server.config import ServerConfig
 from actors.server.pool import Pool
 from tests.sim.clock import Clock
+from tests.sim.clusters import ZONES, clusters_of
 from tests.sim.disk import Disk
 from tests.sim.faults import PRESETS, Faults
 from tests.sim.network import Connection, Network
@@ -23,7 +24,7 @@ from transport import messages as m
 from transport.codec import Decoder, encode
 
 STORMY_SECS = 120.0
-HEALING_SECS = 1_500.0
+HEALING_SECS = 4_000.0
 QUIET_SECS = 20.0
 """From the healing to the end at least: what is late still comes in."""
 MAX_STEPS = 60_000
@@ -109,13 +110,17 @@ class World:
     def _run(self) -> None:
         self._start_server()
         graphs: dict[str, list[m.Derivation]] = {}
+        has_clusters = self.faults.clusters > 0
+        count = self.random.randint(3, 7) if has_clusters else self.random.randint(2, 5)
+        self.zones = [self.random.choice(ZONES) if has_clusters else None for _ in range(count)]
         self.workers = [
             SimWorker(
                 f"w{n}", self.network, self.random, slots=self.random.randint(1, 3),
                 systems=list(SYSTEMS if n < 2 else SYSTEMS[: self.random.randint(1, 2)]),
                 features=["kvm"] if n < 2 else [], graphs=graphs, may_die=n >= 2,
+                zone=zone,
             )
-            for n in range(self.random.randint(2, 5))
+            for n, zone in enumerate(self.zones)
         ]  # fmt: skip
         self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
         self.clients: list[Client] = []
@@ -170,7 +175,12 @@ class World:
             random.shuffle(graphs[ref])
             source = m.EvalSource(kind="graph-file", ref=ref)
             evaluations = [m.SubmittedEvaluation(source=source)]
-        return m.CmdSubmit(request=number, is_final=True, jobs=jobs, evaluations=evaluations)
+        clusters = []
+        if random.random() < self.faults.clusters:
+            clusters = clusters_of(random, f"c{number}", jobs, self.zones, sorted(graphs))
+        return m.CmdSubmit(
+            request=number, is_final=True, jobs=jobs, evaluations=evaluations, clusters=clusters
+        )
 
     def _graph(self, name: str, count: int) -> list[m.SubmittedJob]:
         # Of the name alone, so that two clients can submit the same graph.
@@ -294,6 +304,7 @@ class World:
         counts = {s: n for s, n in farm.feeder.counts.items() if n}
         watch.demand(counts == server.ledger.counts(), f"counts {counts} {server.ledger.counts()}")
         watch.demand(not watch.missing_offers(server), "I8: an offer is owed")
+        watch.clusters.judge(server)
         self._check_leaks(farm)
 
     def _check_leaks(self, farm: Any) -> None:
@@ -303,7 +314,8 @@ class World:
             "orphans": assigner._orphans, "declines": assigner._declines,
             "awaited": farm.feeder._awaited, "recent": farm.feeder._recent,
             "admissions": farm.admissions._sent, "waiting": farm.commands._waiting,
-            "held reports": farm.reports._held,
+            "held reports": farm.reports._held, "clusters": farm.coordinator.clusters,
+            "attempts": farm.coordinator.attempts, "kept": assigner.kept,
         }  # fmt: skip
         leaked = {name: what for name, what in left.items() if what}
         self.watch.demand(not leaked, f"leaked: {leaked}")

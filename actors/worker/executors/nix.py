@@ -13,38 +13,44 @@ slot's processes, and Nix, losing its client, ends the builder.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, inf
+from typing import TypeVar, TypeVarTuple
 
 import psutil
 import trio
 from msgspec.structs import replace
 
 from actors.nix import serve, wire
+from actors.nix.cache import CacheFailed
 from actors.nix.serve import BuildResult, PathInfo, ServeFailed, ServeProcess, Settings
 from actors.nix.settings import BadKey, Nix, NixFailed, plain, show_config
 from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext
 from actors.worker.executors.graphs import run_graph_file
+from actors.worker.executors.nix_eval import NixEvaluator
+from actors.worker.executors.nix_fetch import Fetcher
+from actors.worker.executors.nix_repair import holds_all, put_back
 from actors.worker.executors.nix_scoring import ValidPaths
 from actors.worker.executors.nix_spec import basic_derivation
 from actors.worker.executors.spec import BadSpec
-from actors.worker.metrics import family_rss, oom_kills
+from actors.worker.metrics import oom_kills
 from transport import messages as m
 
 MAX_BUILDS = 500
 """Of one process."""
 MAX_LOG_BYTES = 64 * 2**20
-_SAMPLE_EVERY_SECS = 0.5
-_READ_BYTES = 2**16
+_FIRST_SAMPLE_SECS, _SAMPLE_EVERY_SECS = 0.05, 0.5
 _OVERTIME_SECS = 30
 """After a build's time limit, until Nix itself is taken to hang."""
 
 _NOT_VALID = ("is not valid", "does not exist in the store", "dependency")
 _UNFIT = ("is required to build",)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class NixExecutor:
@@ -52,14 +58,16 @@ class NixExecutor:
 
     fetches = True
 
-    def __init__(self, nix: Nix, *, slots: int = 1) -> None:
+    def __init__(self, nix: Nix, *, slots: int = 1, eval_memory_mb: int = 0) -> None:
         self._nix = nix
+        self._eval_memory_mb = eval_memory_mb
+        self._evaluator: NixEvaluator | None = None
         self._env: dict[str, str] = {}
         self._substitutes = False
         """Whether there is any cache to fetch from."""
         self._argv = serve.command(nix.store)
         self._idle: list[_Slot] = []
-        self._valid = ValidPaths(self._argv, self._env)
+        self._valid = ValidPaths(self._argv, self._env, nix.cache)
         self._threads = trio.CapacityLimiter(slots + 1)
 
     @classmethod
@@ -70,13 +78,17 @@ class NixExecutor:
                 "nix-store is not on PATH: install Nix, or start with --executor process"
             )
         nix = Nix(config.store, config.cache, config.cache_key)
-        return cls(nix, slots=config.build_max_concurrent)
+        return cls(nix, slots=config.build_max_concurrent, eval_memory_mb=config.eval_max_memory_mb)
 
     def start(self) -> None:
         """Tries the store."""
         try:
             self._env.update(self._nix.environment())
-            self._substitutes = bool(show_config(self._env).get("substituters"))
+            settings = show_config(self._env)
+            self._substitutes = bool(settings.get("substituters"))
+            self._evaluator = NixEvaluator(
+                self._nix, self._env, str(settings["system"]), self._eval_memory_mb
+            )
             self._valid.among([])
         except (BadKey, NixFailed, ServeFailed) as error:
             raise OSError(str(error)) from None
@@ -115,17 +127,18 @@ class NixExecutor:
         builder = await slot.builder()
         outputs = list(job.outputs.values())
         absent = await _missing(builder, outputs)
+        trouble = None
         if absent and self._substitutes:
-            await _fetch(slot, absent)
+            trouble = await slot.fetcher.fetch(absent, _unheard)
             absent = await _missing(builder, absent)
         is_here = not absent
         metrics = None
         if not is_here:
             needed = [required.path for required in job.required_paths]
             needed += [job.drv_path] if drv is None else []
-            gone = await self._prefetch(slot, builder, needed, context)
-            if gone:
-                return Failed("InputsUnavailable", _named(gone), missing_paths=gone)
+            failure = await self._prefetch(slot, builder, needed, context)
+            if failure is not None:
+                return failure
             with context.spans.phase("build"):
                 limits = Settings(job.max_silent_secs, job.timeout_secs)
                 if drv is not None:
@@ -149,7 +162,8 @@ class NixExecutor:
         if unmade := [path for path in outputs if path not in infos]:
             return Failed("Permanent", f"the builder failed to produce output path {unmade[0]}")
         self._valid.add(outputs)
-        if failure := await self._upload(outputs, infos, context):
+        is_doubtful = is_here or trouble is not None
+        if failure := await self._upload(infos, context, is_doubtful=is_doubtful):
             return failure
         if metrics is not None:
             size = sum(infos[path].nar_size for path in outputs)
@@ -162,44 +176,71 @@ class NixExecutor:
 
     async def _prefetch(
         self, slot: _Slot, builder: ServeProcess, needed: list[str], context: JobContext
-    ) -> list[str]:
-        """Makes what the build needs valid; returns what could not be had."""
+    ) -> Failed | None:
+        """Makes what the build needs valid; the failure names what could not be had."""
         missing = await _missing(builder, needed)
         if not missing:
-            return []
+            return None
+
+        async def copying(paths: int) -> None:
+            await context.advance_build("prefetch", paths_done=paths, paths_total=len(missing))
+
         with context.spans.phase("prefetch"):
             await context.advance_build("prefetch", paths_done=0, paths_total=len(missing))
+            trouble = None
             if self._substitutes:
-                await _fetch(slot, missing)
+                trouble = await slot.fetcher.fetch(missing, copying)
             gone = await _missing(builder, missing)
             done = len(missing) - len(gone)
             await context.advance_build("prefetch", paths_done=done, paths_total=len(missing))
         here = set(missing) - set(gone)
         self._valid.add(here)
         self._valid.drop(gone)
-        return gone
+        if not gone:
+            return None
+        why = f" ({trouble.text})" if trouble is not None else ""
+        if trouble is not None and trouble.is_unreachable:
+            return Failed("Transient", f"cannot fetch {gone[0]}{why}")
+        return Failed("InputsUnavailable", f"{_named(gone)}{why}", missing_paths=gone)
 
     async def _upload(
-        self, outputs: list[str], infos: dict[str, PathInfo], context: JobContext
+        self, infos: dict[str, PathInfo], context: JobContext, *, is_doubtful: bool
     ) -> Failed | None:
-        """Copies the outputs to the cache, where other workers find them."""
-        if self._nix.cache is None:
+        """Copies the outputs to the cache, where other workers find them.
+
+        `is_doubtful`: the cache may list some of them already, and may have lost them.
+        """
+        cache, paths = self._nix.cache, list(infos)
+        if cache is None:
             return None
         size = sum(info.nar_size for info in infos.values())
         with context.spans.phase("upload"):
-            await context.advance_build("upload", bytes_done=0, bytes_total=size)
-            done = await trio.run_process(
-                self._nix.copy_to_cache(outputs), env=self._env, check=False,
-                capture_stderr=True, capture_stdout=True,
-            )  # fmt: skip
-            if done.returncode:
-                said = plain(done.stderr.decode(errors="replace")) or f"exit {done.returncode}"
-                return Failed("Transient", f"cannot copy the outputs to {self._nix.cache}: {said}")
+            try:
+                if is_doubtful and await self._in_thread(holds_all, cache, paths):
+                    return None
+                await context.advance_build("upload", bytes_done=0, bytes_total=size)
+                done = await trio.run_process(
+                    self._nix.copy_to_cache(paths), env=self._env, check=False,
+                    capture_stderr=True, capture_stdout=True,
+                )  # fmt: skip
+                if done.returncode:
+                    said = plain(done.stderr.decode(errors="replace"))
+                    raise CacheFailed(said or f"exit code {done.returncode}")  # noqa: TRY301
+                if is_doubtful:
+                    await self._in_thread(put_back, self._nix, self._env, [*infos.values()])
+            except CacheFailed as error:
+                return Failed("Transient", f"cannot copy the outputs to {cache}: {error}")
             await context.advance_build("upload", bytes_done=size, bytes_total=size)
         return None
 
+    async def _in_thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await trio.to_thread.run_sync(work, *args, limiter=self._threads)
+
     async def run_eval(self, job: m.EvalJob, context: JobContext) -> Evaluated | Failed:
-        return await run_graph_file(job, context)
+        if job.source.kind == "graph-file":
+            return await run_graph_file(job, context)
+        assert self._evaluator is not None, "started"
+        return await self._evaluator.run(job, context)
 
 
 class _Slot:
@@ -208,7 +249,7 @@ class _Slot:
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         self._argv, self._env = argv, env
         self._builder: ServeProcess | None = None
-        self._fetcher: ServeProcess | None = None
+        self.fetcher = Fetcher(argv, env)
         self.builds = 0
 
     @property
@@ -216,22 +257,24 @@ class _Slot:
         return self.builds >= MAX_BUILDS
 
     async def builder(self) -> ServeProcess:
+        """The process for builds, a new one if it has ended. Raises `ServeFailed`."""
+        if self._builder is not None:
+            try:
+                await _missing(self._builder, [])
+            except ServeFailed:
+                await self._builder.close()
+                self._builder = None
         if self._builder is None:
             self._builder = await ServeProcess.start(self._argv, self._env)
         return self._builder
-
-    async def fetcher(self) -> ServeProcess:
-        if self._fetcher is None:
-            self._fetcher = await ServeProcess.start(self._argv, self._env)
-        return self._fetcher
 
     async def close(self) -> None:
         """Ends the processes, a builder included; raises nothing."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for process in (self._builder, self._fetcher):
-                    if process is not None:
-                        nursery.start_soon(process.close)
+                nursery.start_soon(self.fetcher.close)
+                if self._builder is not None:
+                    nursery.start_soon(self._builder.close)
 
 
 class _Run:
@@ -252,14 +295,17 @@ class _Run:
         started, cpu = time.monotonic(), _cpu_secs(self._process.pid)
         patience = timeout_secs + _OVERTIME_SECS if timeout_secs else inf
         result: BuildResult | None = None
+        failure: ServeFailed | None = None
         with trio.move_on_after(patience):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sample)
-                pump = _Pump(self._process.log.fileno(), self._pass_on)
-                nursery.start_soon(pump.run)
-                result = await self._process.ask(request, reply)
-                await pump.finish()
+                try:
+                    result = await self._process.ask(request, reply, self._pass_on)
+                except ServeFailed as error:
+                    failure = error  # raised outside: a nursery would wrap it
                 nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         if result is None:
             raise ServeFailed(f"nix did not end the build {_OVERTIME_SECS} s after its time limit")
         self.metrics = m.BuildMetrics(
@@ -275,9 +321,11 @@ class _Run:
         return before is not None and now is not None and now > before
 
     async def _sample(self) -> None:
+        wait = _FIRST_SAMPLE_SECS
         while True:
-            await trio.sleep(_SAMPLE_EVERY_SECS)
-            rss = await trio.to_thread.run_sync(family_rss, self._process.pid)
+            await trio.sleep(wait)
+            wait = min(2 * wait, _SAMPLE_EVERY_SECS)
+            rss = await trio.to_thread.run_sync(self._process.look_around)
             if rss > self._peak:
                 self._peak = rss
                 self._context.observe_peak(ceil(rss / 2**20))
@@ -291,38 +339,6 @@ class _Run:
             await self._context.log(data[: MAX_LOG_BYTES - before] + rest.encode())
 
 
-class _Pump:
-    """Passes on what comes out of a pipe, no faster than it is taken."""
-
-    def __init__(self, handle: int, take: Callable[[bytes], Awaitable[None]]) -> None:
-        self._handle = handle
-        self._take = take
-        self._waiting = trio.CancelScope()
-        self._is_last = False
-        self._ended = trio.Event()
-
-    async def run(self) -> None:
-        while True:
-            try:
-                data = os.read(self._handle, _READ_BYTES)
-            except BlockingIOError:
-                if self._is_last:
-                    break
-                with trio.CancelScope() as self._waiting:
-                    await trio.lowlevel.wait_readable(self._handle)
-                continue
-            if not data:
-                break
-            await self._take(data)
-        self._ended.set()
-
-    async def finish(self) -> None:
-        """Until all that is in the pipe by now was passed on."""
-        self._is_last = True
-        self._waiting.cancel()
-        await self._ended.wait()
-
-
 async def _missing(process: ServeProcess, paths: Sequence[str]) -> list[str]:
     """Which are not valid; the others stay while the process lives."""
     request = serve.query_valid_paths(paths, lock=True, substitute=False)
@@ -330,18 +346,7 @@ async def _missing(process: ServeProcess, paths: Sequence[str]) -> list[str]:
     return [path for path in paths if path not in valid]
 
 
-async def _fetch(slot: _Slot, paths: Sequence[str]) -> None:
-    """Fetches from the caches what they have of these paths and all that these refer to."""
-    fetcher = await slot.fetcher()
-    request = serve.query_valid_paths(paths, lock=True, substitute=True)
-    async with trio.open_nursery() as nursery:
-        pump = _Pump(fetcher.log.fileno(), _drop)
-        nursery.start_soon(pump.run)
-        await fetcher.ask(request, wire.strings())
-        await pump.finish()
-
-
-async def _drop(_: bytes) -> None:
+async def _unheard(_: int) -> None:
     await trio.lowlevel.checkpoint()
 
 
@@ -352,8 +357,7 @@ def _failure_of(job: m.BuildJob, result: BuildResult, run: _Run) -> Failed | Non
         case serve.BUILT | serve.SUBSTITUTED | serve.ALREADY_VALID | serve.RESOLVES_TO_VALID:
             return None
         case serve.TIMED_OUT:
-            silent = "silent" in text or "without output" in text or "no output" in text
-            if silent:
+            if "of silence" in text:
                 text = f"timed out after {job.max_silent_secs} s without output"
             else:
                 text = f"timed out after {job.timeout_secs} s"

@@ -11,6 +11,7 @@ from actors.worker.executors.spec import BadSpec, BuildSpec, build_spec
 from transport import messages as m
 
 _MODES = {"": "", "flat": "", "recursive": "r:", "nar": "r:", "text": "text:", "git": "git:"}
+_UNKNOWN = f"sha256:{bytes(32).hex()}"
 
 
 def basic_derivation(job: m.BuildJob) -> BasicDerivation | None:
@@ -39,11 +40,12 @@ def _outputs(job: m.BuildJob, spec: BuildSpec) -> dict[str, DrvOutput]:
     for unsupported in ("__contentAddressed", "__impure"):
         if attrs.get(unsupported) in (True, "1"):
             raise BadSpec(f"{unsupported} derivations are not supported: give it fixed outputs")
-    digest = attrs.get("outputHash") or ""
-    if not isinstance(digest, str) or not digest:
+    digest = attrs.get("outputHash")
+    if not isinstance(digest, str):
         return {name: DrvOutput(path) for name, path in job.outputs.items()}
     try:
-        algorithm, hexadecimal = to_hex(digest, _text(attrs, "outputHashAlgo"))
+        # To Nix an empty one is a hash that is not known yet: what the mismatch then says.
+        algorithm, hexadecimal = to_hex(digest or _UNKNOWN, _text(attrs, "outputHashAlgo"))
         mode = _MODES[_text(attrs, "outputHashMode")]
     except BadHash as error:
         raise BadSpec(f"outputHash: {error}") from None
