@@ -24,7 +24,7 @@ from transport import messages as m
 from transport.codec import Decoder, encode
 
 STORMY_SECS = 120.0
-HEALING_SECS = 4_000.0
+HEALING_SECS = 2_500.0
 QUIET_SECS = 20.0
 """From the healing to the end at least: what is late still comes in."""
 MAX_STEPS = 60_000
@@ -269,9 +269,16 @@ class World:
         server = self.network.server
         if server is not None:
             server.faults, server.crash_next = calm, False
+        self._undrain()
+        self.healed_at = self.clock.now
+
+    def _undrain(self) -> None:
+        """Once a second, since a drain may still be on its way."""
+        server = self.network.server
+        if server is not None and not server.is_stopping:
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
-        self.healed_at = self.clock.now
+        self.clock.after(1.0, self._undrain)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -279,9 +286,6 @@ class World:
         server = self.network.server
         if server is None or server.deferred or server.inbox:
             return False
-        if server.farm.registry.cordons and not server.is_stopping:
-            for worker in list(server.farm.registry.cordons):
-                self._command(m.CmdUndrain(request=1, worker=worker))
         answered = all(c.answer is not None for c in self.clients)
         return (
             answered
