@@ -110,10 +110,27 @@ class World:
     def _run(self) -> None:
         self._start_server()
         graphs: dict[str, list[m.Derivation]] = {}
+        self.workers = self._workers(graphs)
+        self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
+        self.clients: list[Client] = []
+        for number in range(self.random.randint(1, 4)):
+            message = self._submission(number, graphs)
+            when = self.random.uniform(0.0, STORMY_SECS / 2)
+            self.clock.after(when, lambda n=number, msg=message: self.clients.append(
+                Client(self, n, msg)))  # fmt: skip
+        self.stormy = True
+        self._weather()
+        self._until(self.clock.now + STORMY_SECS, lambda: False)
+        self._heal()
+        end = self.clock.now + HEALING_SECS
+        self._until(end, self._is_done)
+        self._judge()
+
+    def _workers(self, graphs: dict[str, list[m.Derivation]]) -> list[SimWorker]:
         has_clusters = self.faults.clusters > 0
         count = self.random.randint(3, 7) if has_clusters else self.random.randint(2, 5)
         self.zones = [self.random.choice(ZONES) if has_clusters else None for _ in range(count)]
-        self.workers = [
+        return [
             SimWorker(
                 f"w{n}", self.network, self.random, slots=self.random.randint(1, 3),
                 systems=list(SYSTEMS if n < 2 else SYSTEMS[: self.random.randint(1, 2)]),
@@ -122,21 +139,6 @@ class World:
             )
             for n, zone in enumerate(self.zones)
         ]  # fmt: skip
-        self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
-        self.clients: list[Client] = []
-        for number in range(self.random.randint(1, 4)):
-            message = self._submission(number, graphs)
-            when = self.random.uniform(0.0, STORMY_SECS / 2)
-            self.clock.after(when, lambda n=number, msg=message: self.clients.append(
-                Client(self, n, msg)))  # fmt: skip
-        self.wanted = len(self.clients)
-        self.stormy = True
-        self._weather()
-        self._until(self.clock.now + STORMY_SECS, lambda: False)
-        self._heal()
-        end = self.clock.now + HEALING_SECS
-        self._until(end, self._is_done)
-        self._judge()
 
     def _start_server(self) -> None:
         self.lives += 1
