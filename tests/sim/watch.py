@@ -100,6 +100,11 @@ class Watch:
             self.tell(job.job_id, "queued again")
 
     def rebuilt(self, rebuild: Rebuild) -> None:
+        """One transaction; without anything to build again it changes nothing."""
+        if not rebuild.requeued:
+            return
+        self._begin([rebuild.job_id, *(job.job_id for job in rebuild.requeued)])
+        self.status[rebuild.job_id] = "Created"
         for job in rebuild.requeued:
             self.demand(self.status[job.job_id] == "Completed", "rebuilt undone", job.job_id)
             self.status[job.job_id] = "Created"
