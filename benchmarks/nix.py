@@ -4,10 +4,11 @@
     python benchmarks/nix.py [--counts 200,1000] [--only plain,shared] [--json FILE]
 
 Method. Every machine here is a directory that a mount namespace of its own shows as /nix, made anew
-for each measurement; all of them run on this machine, without Nix's sandbox and build users. The
-derivations are instantiated beforehand; each writes one line with /bin/sh. What is timed is one
-command, from its start until it has returned with all outputs built, and whether they are valid is
-checked afterwards. Two builds run at a time in every row:
+for each measurement; all of them run on this machine, without Nix's sandbox but, for root, with its
+build users, as Debian's Nix does by default. The derivations are instantiated beforehand; each
+writes one line with /bin/sh. What is timed is one command, from its start until it has returned
+with all outputs built, and whether they are valid is checked afterwards. Two builds run at a time
+in every row:
 
 - plain: `nix-store --realise -j2` on one machine.
 - ssh: `nix-store --realise -j0` on a machine with two builders of one slot, through an sshd of our
@@ -21,7 +22,8 @@ checked afterwards. Two builds run at a time in every row:
 Shapes: wide (N derivations without dependencies), chains (10 of N/10, each derivation reads the one
 before) and sleep (20 builds of one second). `--at-most ssh=200` leaves larger shapes out for a row.
 A row that cannot be measured is left out, with the reason. Ratios are what can be compared between
-machines.
+machines. The server runs with `--policy simple`: the default one gives busy machines no builds, and
+here the machine is busy with what is measured beside it.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ GOALS = {("wide 1000", "plain"): 0.3, ("wide 1000", "ssh"): 0.05}
 SLEEP_GOAL_SECS = 10.8
 
 POLICY = "simple"
+"""The default policy spares machines that are busy, and here all workers are one busy machine."""
 
 CONFIG = """
 experimental-features = nix-command
@@ -414,6 +417,7 @@ def main() -> int:
         if kind in kinds
     ]
     shapes += [Shape("sleep", 20)] if "sleep" in kinds else []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     print(f"{'shape':<12} {'row':<8} {'seconds':>9} {'ms each':>10} {'shared / row':>14}")
     figures: dict[str, Any] = {}
     for shape in shapes:

@@ -11,7 +11,7 @@ import psutil
 
 from transport import messages as m
 
-MIN_INTERVAL_SECS = 1.0
+MIN_INTERVAL_SECS = 0.4
 """What a shorter time was busy with says nothing of the machine, and least of all at a start."""
 
 

@@ -10,6 +10,10 @@ PING_AFTER = 5.0
 LOST_AFTER = 10.0
 REQUEST_EVERY = 10.0
 METRICS_EVERY = 10.0
+LOADED_PCT = 50.0
+SETTLE = 0.5
+"""After the last job of a loaded machine, until it is measured again: a time long enough to tell
+of what is left, and short enough to be lost after every job."""
 EVAL_PROGRESS_EVERY = 1.0
 DEFAULT_OUTAGE_LIMIT = 120.0  # where the server's heartbeat timeout is 0
 

@@ -73,6 +73,7 @@ class WorkerShell:
         self._room.set()
         self._local: list[e.Event] = []
         self._jobs: dict[str, trio.CancelScope] = {}
+        self._became_idle = trio.Event()
         self._members: dict[str, Member] = {}
         """Cluster members that run, by assignment."""
         self._peaks: dict[str, int] = {}
@@ -229,6 +230,8 @@ class WorkerShell:
         with scope:
             outcome = await run_job(self._executor, assignment, context)
         del self._jobs[assignment.assignment_id]
+        if not self._jobs:
+            self._became_idle.set()
         self._members.pop(assignment.assignment_id, None)
         self._peaks.pop(assignment.job_id, None)
         await self._inbox_in.send(e.JobFinished(assignment.assignment_id, outcome))
@@ -255,11 +258,18 @@ class WorkerShell:
             await self._inbox_in.send(e.Scored(page.connection, page.page, scores))
 
     async def _beat(self) -> None:
-        next_at = trio.current_time()
+        """Reports the machine, at times and when the jobs that loaded it are over: a server may
+        spare a machine that is busy, and what it was busy with is no more."""
         while True:
-            await self._inbox_in.send(e.MetricsReady(self._read_metrics(self._peaks)))
-            next_at = max(next_at + policy.METRICS_EVERY, trio.current_time())
-            await trio.sleep_until(next_at)
+            metrics = self._read_metrics(self._peaks)
+            await self._inbox_in.send(e.MetricsReady(metrics))
+            with trio.move_on_after(policy.METRICS_EVERY):
+                if (metrics.cpu_usage_pct or 0.0) < policy.LOADED_PCT:
+                    await trio.sleep_forever()
+                await self._became_idle.wait()
+                self._became_idle = trio.Event()
+                self._read_metrics(self._peaks)  # ends the interval of which they were a part
+                await trio.sleep(policy.SETTLE)
 
     async def _watch_peers(self, path: Path) -> None:
         known = _stamp(path)

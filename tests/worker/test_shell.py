@@ -10,6 +10,7 @@ import trio
 
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.executors.base import Built, score_as_missing
+from actors.worker.policy import METRICS_EVERY, SETTLE
 from actors.worker.shell import WorkerShell
 from transport import messages as m
 from transport.codec import Decoder, encode
@@ -375,3 +376,52 @@ async def test_stuck_scoring_delays_neither_pings_nor_builds_nor_the_end(nursery
     await world.server.until(m.Goodbye)
     await until(lambda: world.exit_code == 0)
     release.set()
+
+
+async def reports(world, count):
+    """The times of the next reports of the machine."""
+    times = []
+    while len(times) < count:
+        message = await world.server.next()
+        if isinstance(message, m.Ping):
+            world.server.send(m.Pong(message.nonce))
+        if isinstance(message, m.WorkerMetrics):
+            times.append(trio.current_time())
+    return times
+
+
+@pytest.mark.parametrize(
+    ("cpu_pct", "others_pct", "gaps"),
+    [
+        (95.0, 5.0, [METRICS_EVERY, 3 + SETTLE, METRICS_EVERY]),
+        (95.0, 95.0, [METRICS_EVERY, 3 + SETTLE, METRICS_EVERY]),
+        (5.0, 5.0, [METRICS_EVERY] * 3),
+        (None, None, [METRICS_EVERY] * 3),
+    ],
+    ids=["of the jobs", "of others too", "none", "unknown"],
+)
+async def test_a_load_is_reported_anew_when_the_last_job_is_over(
+    autojump_clock, start, nursery, cpu_pct, others_pct, gaps
+):
+    """A server that spares busy machines would leave the slots empty until the next report."""
+    world = start()
+
+    def read(_):
+        return m.WorkerMetrics(cpu_usage_pct=cpu_pct if world.shell._jobs else others_pct)
+
+    world.shell._read_metrics = read
+    await world.server.handshake()
+    world.server.send(assign(1), assign(2))
+    await until(lambda: len(world.executor.started) == 2)
+
+    async def finish():
+        for name in ("p1", "p2"):
+            world.executor.outcomes[name].send_nowait(built(name))
+            await trio.sleep(2)
+
+    times = await reports(world, 2)
+    # The first ends 1 s after a report, the last 3 s after it.
+    await trio.sleep(1)
+    nursery.start_soon(finish)
+    times += await reports(world, 2)
+    assert [b - a for a, b in pairwise(times)] == pytest.approx(gaps, abs=0.1)
