@@ -15,8 +15,8 @@ checked afterwards. Two builds run at a time in every row:
 - shared: `headrace submit --wait`; a server and two workers of one slot that have one store.
 - cache: the same with a store for each worker and a binary cache (`file://`) between them, to which
   every output is copied.
-- hook: `nix-store --realise -j0` on a machine with `headrace-hook` as its build hook and the farm of
-  the row above; the outputs come back to the machine.
+- hook: `nix-store --realise -j0` on a machine with `headrace-hook` as its build hook and a farm as
+  in the row above; the outputs come back to the machine.
 
 Shapes: wide (N derivations without dependencies), chains (10 of N/10, each derivation reads the one
 before) and sleep (20 builds of one second). `--at-most ssh=200` leaves larger shapes out for a row.
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import grp
 import json
 import os
 import shutil
@@ -54,12 +55,14 @@ GOALS = {("wide 1000", "plain"): 0.3, ("wide 1000", "ssh"): 0.05}
 """What headrace with one store is to take at most, as a part of another row."""
 SLEEP_GOAL_SECS = 10.8
 
+POLICY = "simple"
+
 CONFIG = """
 experimental-features = nix-command
 substituters =
 sandbox = false
-build-users-group =
 """
+NO_USERS = "build-users-group =\n"
 
 EXPRESSION = """
 let
@@ -77,7 +80,8 @@ let
     (range (length - 1));
 in {
   wide = count: map (n: trivial "wide-${toString n}" "") (range count);
-  chains = count: builtins.concatMap (n: chain (count / CHAINS) "chain-${toString n}") (range CHAINS);
+  chains = count:
+    builtins.concatMap (n: chain (count / CHAINS) "chain-${toString n}") (range CHAINS);
   sleep = count: map (n: drv "sleep-${toString n}" "SLEEP 1; echo hi > $out" "") (range count);
 }
 """
@@ -117,13 +121,22 @@ class Machine:
         (self.folder / "nix").mkdir(parents=True)
         home = self.folder / "home"
         home.mkdir()
-        environment = {"NIX_CONFIG": CONFIG, "HOME": str(home), "NIX_REMOTE": "local"}
+        config, pool = CONFIG, ""
+        if has_build_users():
+            # Machines in namespaces must share the locks of the users: Nix ends all processes of a
+            # user before and after a build of its own.
+            USER_POOL.mkdir(parents=True, exist_ok=True)
+            (self.folder / "nix/var/nix/userpool").mkdir(parents=True)
+            pool = f" && mount --bind {USER_POOL} {self.folder}/nix/var/nix/userpool"
+        else:
+            config += NO_USERS
+        environment = {"NIX_CONFIG": config, "HOME": str(home), "NIX_REMOTE": "local"}
         exports = "".join(f"export {name}='{value}'\n" for name, value in environment.items())
         # A script, for sshd runs it, too.
         self.enter = self.folder / "enter"
         self.enter.write_text(
             f"#!/bin/sh\n{exports}exec {' '.join(_UNSHARE)} -- /bin/sh -c '\n"
-            f'mount --bind {self.folder}/nix /nix && exec "$0" "$@"\' "$@"\n'
+            f'true{pool} && mount --rbind {self.folder}/nix /nix && exec "$0" "$@"\' "$@"\n'
         )
         self.enter.chmod(0o755)
         self.run("nix-store", "--init")
@@ -156,6 +169,15 @@ class Machine:
         return set(paths) - set(invalid)
 
 
+def has_build_users() -> bool:
+    """Whether Nix builds as users of their own here, which is its default for root."""
+    try:
+        return os.getuid() == 0 and bool(grp.getgrnam("nixbld").gr_mem)
+    except KeyError:
+        return False
+
+
+USER_POOL = Path("/nix/var/nix/userpool")
 _UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 if os.getuid():
     _UNSHARE.append("--map-root-user")
@@ -229,7 +251,7 @@ def farm(folder: Path, workers: list[Machine], *options: str) -> Iterator[str]:
     """A server and a worker of one slot on each machine; yields the endpoint."""
     ready, log = folder / "ready.json", folder / "server.log"
     with ExitStack() as stack:
-        server = [*HEADRACE, "server", "--listen", "tcp://127.0.0.1:0"]
+        server = [*HEADRACE, "server", "--listen", "tcp://127.0.0.1:0", "--policy", POLICY]
         server += ["--state-dir", str(folder / "state"), "--ready-file", str(ready)]
         process = stack.enter_context(running(server, log))
         until(lambda: ready.exists() and ready.stat().st_size, process, log)

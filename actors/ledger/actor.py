@@ -73,7 +73,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
 def _apply(port: LedgerPort, batch: Batch) -> list[bool]:
     with port.lock:
         results = port.ledger.apply(batch.writes, port.wall_offset(), BUSY_SECS)
-        port.succeeded(batch)
+        port.committed = batch.number
         return results
 
 

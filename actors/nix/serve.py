@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import psutil
 import trio
@@ -18,13 +19,15 @@ from msgspec import Struct
 
 from actors.nix import wire
 from actors.nix.aterm import DrvOutput
+from actors.nix.hashes import to_hex
 from actors.nix.settings import plain
 from actors.nix.wire import BadFrame, Reply, Writer
 
 HELLO, ANSWER = 0x390C9DEB, 0x5452EECB
 VERSION = 0x206
 """2.6: results of builds name outputs; every Nix since 2.4 takes it."""
-_QUERY_VALID_PATHS, _QUERY_PATH_INFOS, _BUILD_PATHS, _BUILD_DERIVATION = 1, 2, 6, 8
+_QUERY_VALID_PATHS, _QUERY_PATH_INFOS, _DUMP = 1, 2, 3
+_BUILD_PATHS, _BUILD_DERIVATION, _ADD = 6, 8, 9
 BUILT, SUBSTITUTED, ALREADY_VALID = 0, 1, 2
 (
     PERMANENT_FAILURE, INPUT_REJECTED, OUTPUT_REJECTED, TRANSIENT_FAILURE, _CACHED_FAILURE,
@@ -37,6 +40,7 @@ _READ_BYTES = 2**16
 _TAIL_BYTES = 4_096
 
 T = TypeVar("T")
+Send = Callable[[bytes], Awaitable[None]]
 
 
 class ServeFailed(Exception):
@@ -52,6 +56,9 @@ class PathInfo(Struct, frozen=True):
     nar_size: int
     nar_hash: str
     """`sha256:<nix32>`."""
+    ca: str = ""
+    """Content address, of a fixed output."""
+    signatures: list[str] = []
 
 
 class Settings(Struct, frozen=True):
@@ -117,9 +124,9 @@ def path_infos() -> Reply[list[PathInfo]]:
         yield from wire.integer()  # the size of a download
         nar_size = yield from wire.integer()
         nar_hash = yield from wire.string()
-        yield from wire.string()  # content address
-        yield from wire.strings()  # signatures
-        found.append(PathInfo(path, deriver, references, nar_size, nar_hash))
+        ca = yield from wire.string()
+        signatures = yield from wire.strings()
+        found.append(PathInfo(path, deriver, references, nar_size, nar_hash, ca, signatures))
     return found
 
 
@@ -159,6 +166,15 @@ def derivation_built() -> Reply[BuildResult]:
     return BuildResult(status, error)
 
 
+def _add(info: PathInfo) -> bytes:
+    """The NAR follows it; answered by 1."""
+    _, digest = to_hex(info.nar_hash)
+    request = Writer().integer(_ADD).string(info.path).string(info.deriver).string(digest)
+    request.strings(info.references).integer(0)  # when it was registered
+    request.integer(info.nar_size).boolean(False)  # built here, so that others are not asked
+    return request.strings(info.signatures).string(info.ca).done()
+
+
 # -- who talks -------------------------------------------------------------------------------------
 
 
@@ -174,6 +190,7 @@ class BlockingServe:
         self._argv = list(argv)
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
 
     def ask(self, request: bytes, reply: Callable[[], Reply[T]]) -> T:
         """Raises `ServeFailed`."""
@@ -192,16 +209,19 @@ class BlockingServe:
             process.stdin.flush()
             return wire.read(reply, self._read_exactly)
         except (OSError, BadFrame) as error:
+            said = self._complaint()
             self.close()
-            raise ServeFailed(f"{self._argv[0]}: {error}") from None
+            raise ServeFailed(f"{self._argv[0]}: {said or error}") from None
         except BaseException:
             self.close()  # half a reply is left in the pipe
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # A pipe that nobody reads could fill up.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(  # noqa: S603 - Nix
             self._argv, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
+            stderr=self._said, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None
         self._process.stdin.write(hello())
@@ -217,8 +237,19 @@ class BlockingServe:
             raise BadFrame("it ended")
         return data
 
+    def _complaint(self) -> str:
+        """The end of what it wrote to standard error."""
+        if self._said is None:
+            return ""
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - _TAIL_BYTES))
+        return plain(self._said.read().decode(errors="replace"))
+
     def close(self) -> None:
         process, self._process = self._process, None
+        said, self._said = self._said, None
+        if said is not None:
+            said.close()
         if process is None:
             return
         for pipe in (process.stdin, process.stdout):
@@ -274,8 +305,10 @@ class ServeProcess:
         request: bytes,
         reply: Reply[T],
         on_log: Callable[[bytes], Awaitable[None]] | None = None,
+        body: Callable[[Send], Awaitable[None]] | None = None,
     ) -> T:
         """Passes all of the log on before it returns, and reads no more of it than `on_log` takes.
+        `body` sends what belongs to the request and is too large for it.
 
         Raises `ServeFailed`; a request that is cancelled leaves the process useless.
         """
@@ -286,6 +319,8 @@ class ServeProcess:
             nursery.start_soon(pump.run)
             try:
                 await self._to.send_all(request)
+                if body is not None:
+                    await body(self._to.send_all)
                 answer.append(await self._read(reply))
             except (BadFrame, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 failure = error
@@ -315,6 +350,29 @@ class ServeProcess:
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
+
+    async def dump(self, path: str, nar_size: int, take: Send) -> None:
+        """Passes on the NAR of a valid path, piece by piece.
+
+        Raises `ServeFailed`, and what `take` raises: after the last piece, so that the process
+        stays good for other requests.
+        """
+        failure: Exception | None = None
+        left = nar_size
+        try:
+            await self._to.send_all(Writer().integer(_DUMP).string(path).done())
+            while left:
+                piece = await self._read_exactly(min(left, _READ_BYTES))
+                left -= len(piece)
+                if failure is None:
+                    try:
+                        await take(piece)
+                    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                        failure = error
+        except (BadFrame, trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ServeFailed(f"nix-store --serve ended while it wrote {path}") from None
+        if failure is not None:
+            raise failure
 
     def look_around(self) -> int:
         """Bytes of memory that its builder takes now. Reads /proc: call it in a thread.
@@ -349,6 +407,25 @@ class ServeProcess:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             return
+
+
+async def copy(info: PathInfo, source: ServeProcess, target: ServeProcess) -> None:
+    """Copies a path from one store to another that has all it refers to. Raises `ServeFailed`."""
+    failures: list[ServeFailed] = []
+
+    async def body(send: Send) -> None:
+        try:
+            await source.dump(info.path, info.nar_size, send)
+        except ServeFailed as error:
+            failures.append(error)
+            raise trio.BrokenResourceError from None
+
+    try:
+        await target.ask(_add(info), wire.integer(), body=body)
+    except ServeFailed:
+        if failures:
+            raise failures[0] from None
+        raise
 
 
 class _Ended(BadFrame):

@@ -43,11 +43,14 @@ class ChrootStore:
         self.uri = str(folder)
         self._env = dict(env)
 
-    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        program, *args = command
+    def run(
+        self, *command: str, check: bool = True, bare: bool = False, seconds: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """A Nix program on this store, if it takes one."""
+        store = [] if bare else ["--store", self.uri]
         return subprocess.run(
-            [program, *args, "--store", self.uri],
-            env=self._env, text=True, capture_output=True, check=check, timeout=120,
+            [*command, *store],
+            env=self._env, text=True, capture_output=True, check=check, timeout=seconds,
         )  # fmt: skip
 
     def instantiate(self, expression: str) -> str:

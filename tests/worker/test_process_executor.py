@@ -32,6 +32,7 @@ class Context:
         self.updates = []
         self.derivations = []
         self.peaks = []
+        self.progress = []
         self.log_gate = trio.Event()
         self.log_gate.set()
 
@@ -45,6 +46,7 @@ class Context:
 
     async def advance_build(self, phase, **fields):
         await trio.lowlevel.checkpoint()
+        self.progress.append((phase, fields))
 
     async def advance_eval(self, derivations):
         await trio.lowlevel.checkpoint()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from actors.nix.aterm import DrvOutput
@@ -33,6 +35,23 @@ def basic_derivation(job: m.BuildJob) -> BasicDerivation | None:
         args=spec.args,
         env=spec.env,
     )
+
+
+def assumed_inputs(job: m.BuildJob) -> list[str]:
+    """Store paths that the derivation may need although the server does not name them.
+
+    That happens to jobs submitted with inputs assumed built: the server does not know what these
+    made, but their paths stand somewhere in the text of the derivation that uses them.
+    """
+    spec = build_spec(job)
+    named = {required.path for required in job.required_paths}
+    if len(named) >= len(set(spec.input_drvs)) + len(set(spec.input_srcs)):
+        return []
+    store = job.drv_path.rpartition("/")[0]
+    path = re.compile(re.escape(store) + r"/[0-9a-z]{32}-[0-9A-Za-z+\-._?=]+")
+    found = dict.fromkeys(path.findall("\n".join((*spec.args, *spec.env.values()))))
+    own = {*named, *job.outputs.values()}
+    return [p for p in found if p not in own and not p.endswith(".drv")]
 
 
 def _outputs(job: m.BuildJob, spec: BuildSpec) -> dict[str, DrvOutput]:
