@@ -79,6 +79,14 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Command], Comman
     metavar="DAYS",
     help="Days for which jobs that ended and their logs are kept; 0 = for ever.",
 )
+@option(
+    "--log-quota",
+    type=click.FloatRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="GIB",
+    help="What all build logs may take on disk; beyond it the oldest go. 0 = any.",
+)
 @option("--registry", type=FILE, help="File of projects and their workers; none = open to all.")
 @option("--curve", is_flag=True, help="Encrypt, and admit known keys only.")
 @option("--insecure", is_flag=True, help="Allow any address without --curve.")

@@ -33,7 +33,7 @@ from transport import messages as m
 from transport.codec import encode
 from transport.interface import Router
 
-DAY_SECS = 86_400.0
+DAY_SECS, GIB = 86_400.0, 2**30
 
 
 class Server:
@@ -72,7 +72,7 @@ class Server:
             outbox=outbox,
             sessions=SessionTable(),
             port=LedgerPort(ledger, self._deliver, wall_offset),
-            logbook=Logbook(config.state_dir / "logs", self._send_log),
+            logbook=Logbook(config.state_dir / "logs", self._send_log, config.log_quota * GIB),
             inbox=inbox,
             events=events,
             to_pager=to_pager,

@@ -41,6 +41,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     keep_finished: float = 30.0
     """Days for which jobs that ended are kept; 0 = for ever."""
+    log_quota: float = 20.0
+    """GiB that all build logs may take; 0 = any."""
 
     @property
     def orphan_grace(self) -> float:

@@ -59,7 +59,8 @@ class Feeder:
         self._retry_backoff = retry_backoff
         self._max_losses = max_losses
         self._retries: list[tuple[float, str]] = []
-        self._awaited: dict[str, list[Node]] = {}
+        self._awaited: dict[str, dict[str, Node]] = {}
+        """By the drv path of an input that nobody reported yet: who waits for it, by job id."""
         # What ended while an admission is between its look at the ledger and its merge.
         self._recent: dict[str, tuple[Status, tuple[str, ...]]] = {}
         # Requesters that were withdrawn while an admission was on its way.
@@ -512,11 +513,11 @@ class Feeder:
             elif status == "Completed":
                 node.built += outputs
             elif status is None:
-                self._awaited.setdefault(path, []).append(node)
+                self._awaited.setdefault(path, {})[node.job_id] = node
                 node.waits_for += 1
             else:
                 failed_input = path
-        for waiter in self._awaited.pop(node.drv_path or "", ()):
+        for waiter in self._awaited.pop(node.drv_path or "", {}).values():
             node.dependents.append(waiter)
         if failed_input is not None:
             self._end(node, "DependencyFailed", f"input {failed_input} is not built", now)
@@ -568,6 +569,7 @@ class Feeder:
                 del self.by_drv[node.drv_path]
                 if self._admissions:
                     self._recent[node.drv_path] = (status, node.outputs)
+            self._await_nothing(node)
             if node.status == "Queued":
                 self._out.append(Leave(node.job_id))
             node.error, node.retry_at = error, None
@@ -593,16 +595,20 @@ class Feeder:
         for evaluation in evaluations:
             self._settle_evaluation(evaluation, now)
 
+    def _await_nothing(self, node: Node) -> None:
+        for path in node.inputs if self._awaited else ():
+            waiters = self._awaited.get(path, {})
+            if waiters.pop(node.job_id, None) is not None and not waiters:
+                del self._awaited[path]
+
     def _settle_evaluation(self, node: Node, now: float) -> None:
         """Ends an evaluation that is done and whose builds have all ended."""
         if not node.evaluated or node.admissions or node.job_id not in self.nodes:
             return
         for path, waiters in list(self._awaited.items()):
-            for waiter in waiters:
+            for waiter in list(waiters.values()):
                 if node.job_id in waiter.requesters and self._is_here(waiter):
                     self._end(waiter, "DependencyFailed", f"input {path} was never reported", now)
-            if not any(map(self._is_here, waiters)):
-                self._awaited.pop(path, None)
         if node.children:
             self._break_cycles(node, now)
         if node.children or node.job_id not in self.nodes:
@@ -627,7 +633,7 @@ class Feeder:
                     waits[dependent.job_id] -= 1
                     if not waits[dependent.job_id]:
                         ready.append(dependent)
-        awaited = {w.job_id for waiters in self._awaited.values() for w in waiters}
+        awaited = {job_id for waiters in self._awaited.values() for job_id in waiters}
         if awaited:
             return  # not a cycle: other evaluations have yet to report inputs
         for job_id in waits:
@@ -687,7 +693,7 @@ class Feeder:
             assert (node.status == "Created") == (node.waits_for > 0), node
         here = self._is_here
         waiting = Counter(d.job_id for n in self.nodes.values() for d in n.dependents if here(d))
-        waiting.update(w.job_id for waiters in self._awaited.values() for w in waiters if here(w))
+        waiting.update(job_id for waiters in self._awaited.values() for job_id in waiters)
         for node in self.nodes.values():
             assert node.waits_for == waiting[node.job_id], node
 

@@ -17,6 +17,7 @@ import trio
 from actors.hangs import Inlet
 from actors.ledger.port import Offload, Waiting
 from actors.server.effects import DropLogs, Log, ReadLog
+from actors.server.log_quota import keep_quota
 from transport import messages as m
 
 log = logging.getLogger("headrace.logbook")
@@ -31,8 +32,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 class Logbook:
     """`put` never waits: beyond 64 MiB of unwritten log, chunks are dropped and counted."""
 
-    def __init__(self, folder: Path, answer: Callable[[bytes, m.CmdLogsReply], None]) -> None:
+    def __init__(
+        self, folder: Path, answer: Callable[[bytes, m.CmdLogsReply], None], quota: float = 0.0
+    ) -> None:
+        """`quota` is the bytes that all logs may take, 0 = any."""
         self._folder = folder
+        self._quota = quota
         self._answer = answer
         self._waiting: Waiting[Log | ReadLog | DropLogs] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
@@ -58,7 +63,13 @@ class Logbook:
         self._queued_bytes += size
 
     async def run(self, offload: Offload = trio.to_thread.run_sync) -> None:
-        """Serves the queue until cancelled."""
+        """Serves the queue and keeps the quota until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve, offload)
+            if self._quota:
+                nursery.start_soon(keep_quota, self._folder, self._quota, offload)
+
+    async def _serve(self, offload: Offload) -> None:
         while True:
             first = await self._waiting.head()
             if isinstance(first, ReadLog):

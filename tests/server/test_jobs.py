@@ -533,6 +533,18 @@ def test_an_operators_drain_outlives_reconnect_and_restart(farm):
     assert farm.request("w2").job.name == "a"
 
 
+def test_nobody_awaits_an_input_for_a_build_that_was_cancelled(farm):  # simulation: people/68
+    farm.submit(evaluations=[graph_evaluation()])
+    farm.worker("w", can=BOTH)
+    given = farm.request("w", "eval")
+    farm.send("w", batch(given, job("a", "later"), job("b", "a", "later")))
+    assert farm.farm.feeder.is_awaited("/nix/store/later.drv")
+    farm.send("client", m.CmdHello(versions=(1, 1)), m.CmdCancel(request=1, targets=[given.job_id]))
+    assert not farm.farm.feeder.is_awaited("/nix/store/later.drv")
+    farm.fail("w", given, "Aborted")
+    assert not farm.farm.feeder.nodes
+
+
 def test_a_drain_that_was_lost_with_dispatch_does_not_stick_to_the_session(
     farm,
 ):  # simulation: clusters/23

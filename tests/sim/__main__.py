@@ -1,12 +1,16 @@
-"""python -m tests.sim [--preset P | --shells] [--seed N | --seeds N] [--minutes M] [--trace]"""
+"""python -m tests.sim [--preset P | --shells] [--seed N | --seeds N] [--minutes M] [--jobs J]"""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from multiprocessing.pool import Pool
 
 from tests.sim.faults import PRESETS
 from tests.sim.shells import simulate_shells
@@ -14,6 +18,7 @@ from tests.sim.watch import Violation
 from tests.sim.world import simulate
 
 SHELLS = "shells"
+BATCH = 50
 
 
 def run(preset: str, seed: int) -> list[str]:
@@ -34,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many runs in all")
     parser.add_argument("--minutes", type=float, default=20, help="begin no run after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to spread them over")
     parser.add_argument("--trace", action="store_true", help="print what happened")
     args = parser.parse_args(arguments)
     presets = [SHELLS] if args.shells else [args.preset] if args.preset else [*PRESETS, SHELLS]
@@ -43,20 +49,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = runs(presets, args.seeds)
     logging.disable(logging.CRITICAL)
     start, done, failed = time.monotonic(), 0, 0
-    for preset, seed in chosen:
-        if time.monotonic() - start > 60 * args.minutes:
-            break
-        try:
-            trace = run(preset, seed)
-        except Violation as violation:
-            failed += 1
-            print(f"{preset}/{seed}: {violation}\n", flush=True)
-        else:
-            if args.trace:
+    timely = itertools.takewhile(lambda _: time.monotonic() - start <= 60 * args.minutes, chosen)
+    with multiprocessing.Pool(args.jobs) if args.jobs > 1 else nullcontext() as pool:
+        for trace, violation in _attempts(timely, pool):
+            done += 1
+            if violation is not None:
+                failed += 1
+                print(f"{violation}\n", flush=True)
+            elif args.trace:
                 print(*trace, sep="\n")
-        done += 1
     print(f"{done} seeds, {failed} violations, {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
+
+
+def _attempts(
+    chosen: Iterator[tuple[str, int]], pool: Pool | None
+) -> Iterator[tuple[list[str], str | None]]:
+    if pool is None:
+        yield from map(_attempt, chosen)
+        return
+    # A pool would take all of an iterator at once, whatever the time.
+    while batch := list(itertools.islice(chosen, BATCH)):
+        yield from pool.imap(_attempt, batch)
+
+
+def _attempt(what: tuple[str, int]) -> tuple[list[str], str | None]:
+    """Its trace, or what is wrong."""
+    preset, seed = what
+    try:
+        return run(preset, seed), None
+    except Violation as violation:
+        return [], f"{preset}/{seed}: {violation}"
 
 
 if __name__ == "__main__":

@@ -324,7 +324,7 @@ class World:
             "attempts": farm.coordinator.attempts, "kept": assigner.kept,
         }  # fmt: skip
         leaked = {name: what for name, what in left.items() if what}
-        self.watch.demand(not leaked, f"leaked: {leaked}")
+        self.watch.demand(not leaked, f"leaked: {str(leaked)[:500]}")
 
 
 def _fast_folder() -> str | None:
