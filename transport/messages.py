@@ -553,6 +553,13 @@ class CmdUndrain(Message, frozen=True):
     worker: Id
 
 
+class CmdKillActor(Message, frozen=True):
+    """Ends an actor at its next await. Only a server with `--chaos` knows this message."""
+
+    request: U64
+    actor: Id
+
+
 # -- commands: server to client ----------------------------------------------------------
 
 
@@ -639,6 +646,7 @@ COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdHello, CmdSubmit, CmdStatus, CmdJobs, CmdWait, CmdCancel, CmdPrioritize, CmdLogs,
     CmdExplain, CmdDrain, CmdUndrain,
 )  # fmt: skip
+CHAOS_MESSAGES: tuple[type[Message], ...] = (CmdKillActor,)
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,

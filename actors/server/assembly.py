@@ -73,7 +73,7 @@ class Server:
             offload=offload,
             load_registrations=load_registrations,
             others_alive=others_alive,
-            restart_pager=lambda: self.kill("pager"),
+            kill=self.kill,
             server_status=self._status,
         )
         self.dispatch = Dispatch(self.world)
@@ -97,12 +97,11 @@ class Server:
         self.world.is_stopping = True
         self.world.post(StopRequested())
 
-    def kill(self, actor: str) -> None:
-        """Ends an actor at its next await; the supervisor restarts it."""
+    def kill(self, actor: str) -> bool:
+        """Ends an actor at its next await, and the supervisor restarts it; false if none runs."""
         if actor in CORES:
-            self.supervisor.kill("dispatch", counted_as=actor)
-        else:
-            self.supervisor.kill(actor)
+            return self.supervisor.kill("dispatch", counted_as=actor)
+        return self.supervisor.kill(actor)
 
     def _deliver(self, event: LedgerEvent) -> None:
         self.world.inbox.send_nowait(event)

@@ -38,6 +38,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     max_workers: int = 0
     """0 = no limit."""
+    chaos: bool = False
+    """Takes `CmdKillActor`, for tests under faults."""
 
     @property
     def orphan_grace(self) -> float:

@@ -199,7 +199,7 @@ class Dispatch:
                 world.to_pager.send_nowait(farm.pager)
             except trio.WouldBlock:
                 # The pager is far behind: it starts anew from a `Reset`, which it asks for.
-                world.restart_pager()
+                world.kill("pager")
             farm.pager = []
         for request in farm.admissions_out:
             if not world.port.admissions.put(request):
@@ -212,13 +212,23 @@ class Dispatch:
         for chunk in farm.logs:
             world.logbook.put(chunk)
         farm.logs = []
-        for peer, message in farm.status_requests:
-            self._answer_status(farm, peer, message, now)
-        farm.status_requests = []
+        for peer, message in farm.shell_requests:
+            if isinstance(message, m.CmdStatus):
+                self._answer_status(farm, peer, message, now)
+            else:
+                self._kill(peer, message, now)
+        farm.shell_requests = []
 
     def _answer_status(self, farm: Farm, peer: bytes, message: m.CmdStatus, now: float) -> None:
         status = {**farm.status(now), "server": self._world.server_status(now)}
         reply = m.CmdStatusReply(request=message.request, status=status)
+        self._world.outbox.send(peer, [encode(reply)], now)
+
+    def _kill(self, peer: bytes, message: m.CmdKillActor, now: float) -> None:
+        reply: m.Message = m.CmdDone(request=message.request)
+        if not self._world.kill(message.actor):
+            text = f"no actor {message.actor!r} runs now"
+            reply = m.CmdError(request=message.request, code=2, message=text)
         self._world.outbox.send(peer, [encode(reply)], now)
 
 

@@ -127,7 +127,7 @@ class Farm:
         self.config = config
         self.server = server
         self.sessions = sessions
-        self.gateway = Gateway(sessions)
+        self.gateway = Gateway(sessions, chaos=config.chaos)
         self.registry = Registry(
             sessions, registrations, lambda: ids.new("c"), snapshot.cordons, config.max_workers
         )
@@ -161,7 +161,7 @@ class Farm:
         self.queries: list[Query] = []
         self.admissions_out: list[AdmissionRequest] = []
         self.logs: list[Log | ReadLog] = []
-        self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
+        self.shell_requests: list[tuple[bytes, m.CmdStatus | m.CmdKillActor]] = []
 
         self._settlement = Settlement(first_batch)
         self._next_tick = now + config.tick
@@ -342,10 +342,10 @@ class Farm:
                 effects = self.registry.init(peer, message, received.user_id, now)
             case m.AuthResponse():
                 effects = self.registry.auth_response(peer, message, now)
-            case _ if isinstance(message, m.COMMAND_MESSAGES) and peer in self.sessions.commands:
+            case _ if isinstance(message, self.gateway.commands) and peer in self.sessions.commands:
                 self.sessions.commands[peer] = now
-                if isinstance(message, m.CmdStatus):
-                    self.status_requests.append((peer, message))
+                if isinstance(message, m.CmdStatus | m.CmdKillActor):
+                    self.shell_requests.append((peer, message))
                     return
                 effects = self.commands.take(peer, message, now)
             case m.Ping() if self.registry.in_handshake(peer):

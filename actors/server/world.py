@@ -47,7 +47,8 @@ class World:
     load_registrations: Callable[[], dict[str, Registration] | None]
     others_alive: Callable[[], frozenset[str]]
     """Ids of other servers on this ledger that live."""
-    restart_pager: Callable[[], None]
+    kill: Callable[[str], bool]
+    """Ends an actor, to be restarted; false if it is not there to be ended."""
     server_status: Callable[[float], dict[str, Any]]
     """The `server` part of the status object."""
     batches: int = 0

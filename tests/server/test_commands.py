@@ -31,7 +31,7 @@ def test_a_client_that_only_looks_at_the_status_is_not_forgotten(farm):
     for _ in range(4):
         farm.wait(COMMAND_SILENCE_SECS / 2, step=10)
         farm.send("client", m.CmdStatus(request=1))
-        assert farm.farm.status_requests.pop() == (b"client", m.CmdStatus(request=1))
+        assert farm.farm.shell_requests.pop() == (b"client", m.CmdStatus(request=1))
 
 
 def test_a_silent_client_is_forgotten_and_told_so_when_it_comes_back(farm):
@@ -55,7 +55,7 @@ def test_a_worker_is_no_client(farm):
     for message in (m.CmdHello(versions=(1, 1)), m.CmdStatus(request=1)):
         answer = ask(farm, message, "w")
         assert (type(answer), answer.code) == (m.Error, 400)
-    assert not farm.farm.status_requests
+    assert not farm.farm.shell_requests
 
 
 # -- names -------------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ class SimServer:
         for query in farm.queries:
             result = getattr(self.ledger, query.method)(*query.arguments)
             self.post(Answer(query.token, result))
-        farm.queries, farm.logs, farm.status_requests = [], [], []
+        farm.queries, farm.logs, farm.shell_requests = [], [], []
         self._page()
 
     def _admit(self, request: AdmissionRequest) -> None:
