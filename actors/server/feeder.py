@@ -78,6 +78,7 @@ class Feeder:
         nodes = [node_of(r, snapshot.requesters.get(r.job_id, ())) for r in snapshot.jobs]
         for node in nodes:
             self._add(node)
+            node.failed_children = snapshot.failed_children.get(node.job_id, 0)
         inputs = {path: known for path, known in snapshot.inputs.items() if known is not None}
         for node in nodes:
             self._link(node, inputs, now)
@@ -159,9 +160,9 @@ class Feeder:
         self.counts.subtract(admitted.requeued_from)
         return self._take_in(admitted.requeued, admitted.requester, admitted, now)
 
-    def evaluation_broken(self, job_id: str) -> None:
+    def evaluation_broken(self, job_id: str, why: str) -> None:
         """A batch of the evaluation could not be taken, so it cannot complete."""
-        self.nodes[job_id].failed_children += 1
+        self.nodes[job_id].broken = why
 
     def is_whole(self, drv_path: str) -> bool:
         """Whether a derivation is here with all that it needs, so that nobody must report it
@@ -223,6 +224,7 @@ class Feeder:
         node.attempts += 1
         if node.kind == "eval":
             node.evaluated = True
+            node.error = node.broken  # that of an earlier attempt is over
             self._set_status(node, "Building")
             self._record(node, now)
             self._settle_evaluation(node, now)
@@ -504,7 +506,9 @@ class Feeder:
             self._break_cycles(node, now)
         if node.children or node.job_id not in self.nodes:
             return
-        if node.failed_children:
+        if node.broken is not None:
+            self._end(node, "Failed", node.broken, now)
+        elif node.failed_children:
             self._end(node, "Failed", f"{node.failed_children} of its builds did not complete", now)
         else:
             self._end(node, "Completed", None, now)
