@@ -20,7 +20,7 @@ MAX_RESTARTS, RESTART_WINDOW_SECS = 5, 10.0
 
 
 class GaveUp(Exception):
-    """An actor failed too often; the text is one line that names it and the cause."""
+    """An actor failed too often, or for good; the text is one line that names it and the cause."""
 
 
 class Child(Struct, frozen=True):
@@ -30,6 +30,8 @@ class Child(Struct, frozen=True):
     run: Callable[[], Awaitable[None]]
     blame: Callable[[BaseException], str] | None = None
     """Which of several cores in one task a failure is counted for."""
+    fatal: tuple[type[Exception], ...] = ()
+    """What no restart helps against."""
 
 
 class Intensity:
@@ -92,6 +94,9 @@ class Supervisor:
                 errors += _leaves(group)
         del self._scopes[child.name]
         killed = self._killed.pop(child.name, None)
+        for error in errors:
+            if isinstance(error, child.fatal):
+                raise GaveUp(f"actor {child.name} cannot go on: {error}")
         if errors:
             log.error("actor %s failed and is restarted", child.name, exc_info=errors[0])
             culprit = child.blame(errors[0]) if child.blame else child.name

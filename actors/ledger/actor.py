@@ -41,7 +41,7 @@ Offload = Callable[..., Awaitable[Any]]
 
 
 async def run_ledger(port: LedgerPort, offload: Offload = trio.to_thread.run_sync) -> None:
-    """Serves the port until cancelled."""
+    """Serves the port until cancelled. Raises `LedgerLost` in a group."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
@@ -77,13 +77,7 @@ async def _sync(port: LedgerPort, offload: Offload) -> None:
         await port.unsynced.head()
         port.unsynced.done()
         number = port.committed
-        try:
-            await offload(port.ledger.sync)
-        except LedgerFailed:
-            # Nothing is promised before it is durable; the disk may come back.
-            await trio.sleep(FAILED_PAUSE_SECS)
-            port.want_sync()
-            continue
+        await offload(port.ledger.sync)
         port.deliver(Synced(number))
 
 
@@ -94,21 +88,23 @@ async def _admit(port: LedgerPort, offload: Offload) -> None:
         try:
             answer = await offload(_admit_durably, port, request)
         except Refused as error:
-            answer = _refused(request, error, is_bad_input=True)
+            answer = _refused(request, str(error), is_bad_input=True)
         except LedgerBusy:
             continue
         except LedgerFailed as error:
-            answer = _refused(request, error, is_bad_input=False)
+            if request.sender is None and port.admissions.put(request):
+                # Nobody would send this part of an evaluation again.
+                port.admissions.done()
+                await trio.sleep(FAILED_PAUSE_SECS)
+                continue
+            why = f"nothing was taken, the ledger cannot be written: {error}; submit again later"
+            answer = _refused(request, why, is_bad_input=False)
         port.admissions.done()
         port.deliver(answer)
 
 
-def _refused(
-    request: AdmissionRequest, error: Exception, *, is_bad_input: bool
-) -> AdmissionRefused:
-    return AdmissionRefused(
-        request.token, request.requester, request.sender, str(error), is_bad_input
-    )
+def _refused(request: AdmissionRequest, why: str, *, is_bad_input: bool) -> AdmissionRefused:
+    return AdmissionRefused(request.token, request.requester, request.sender, why, is_bad_input)
 
 
 def _admit_durably(port: LedgerPort, request: AdmissionRequest) -> AdmissionTaken:

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from actors.ledger.actor import Offload, run_ledger
+from actors.ledger.errors import LedgerLost
 from actors.ledger.port import LedgerEvent, LedgerPort
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.authorization import Registration
@@ -80,7 +81,11 @@ class Server:
         self.pager_shell = PagerShell(self.world)
         self.supervisor = Supervisor(
             [
-                Child("ledger", functools.partial(run_ledger, self.world.port, offload)),
+                Child(
+                    "ledger",
+                    functools.partial(run_ledger, self.world.port, offload),
+                    fatal=(LedgerLost,),
+                ),
                 Child("logbook", functools.partial(self.world.logbook.run, offload)),
                 Child("dispatch", self.dispatch.run, blame),
                 Child("pager", self.pager_shell.run),

@@ -14,7 +14,8 @@ from typing import Any
 import trio
 
 from actors.ledger.errors import LedgerFailed
-from actors.ledger.port import CommitFailed
+from actors.ledger.port import CommitFailed, Committed
+from actors.outage import Outage
 from actors.server.claims import Claim
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
@@ -41,6 +42,7 @@ class Dispatch:
         """The first incarnation has loaded the ledger."""
         self._clock = trio.CancelScope()
         self._flush_wanted = trio.Event()
+        self._outage = Outage()
 
     @property
     def is_settled(self) -> bool:
@@ -133,8 +135,10 @@ class Dispatch:
             if isinstance(event, PeerGone):
                 self._world.outbox.drop(event.peer)
             elif isinstance(event, CommitFailed):
-                log.error("the ledger did not take writes: %s", event.error)
+                self._complain(event.error)
                 self._world.port.is_broken = False
+            elif isinstance(event, Committed):
+                self._take_heart()
             farm.take(event, now)
         if farm.deadline <= now:
             farm.expire(now)
@@ -165,13 +169,23 @@ class Dispatch:
             try:
                 results = port.commit(batch)
             except LedgerFailed as error:
-                log.error("the ledger does not take writes: %s", error)  # noqa: TRY400 - one line
+                self._complain(str(error))
                 farm.commit_failed(batch.number, now)
                 continue
             if results is not None:
+                self._take_heart()
                 farm.committed(batch.number, results, now)
         if farm.wants_sync:
             port.want_sync()
+
+    def _complain(self, cause: str) -> None:
+        if self._outage.begins():
+            text = "the ledger does not take writes, nothing is assigned until it does: %s"
+            log.error(text, cause)
+
+    def _take_heart(self) -> None:
+        if self._outage.ends():
+            log.info("the ledger takes writes again")
 
     def _send(self, farm: Farm, now: float) -> bool:
         """Sends all frames; True when that led to something new to settle."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from actors.ledger.errors import LedgerError
+from actors.ledger.errors import LedgerError, LedgerLost
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.authorization import BadRegistry, Registration, read_registry
@@ -177,7 +177,11 @@ async def _serve(
     except* GaveUp as group:
         log.critical("%s", _first(group))
         code = 1
-    ledger.sync()
+    try:
+        ledger.sync()
+    except LedgerLost as error:
+        log.critical("%s", error)
+        code = 1
     return code
 
 

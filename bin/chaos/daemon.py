@@ -29,10 +29,11 @@ class Daemon:
         *,
         ready_text: str,
         complain: Callable[[str], None],
-        may_fail_to_start: Callable[[], bool] = lambda: False,
+        may_fail_to_start: Callable[[float], bool] = lambda _: False,
     ) -> None:
         """It is up once it has logged `ready_text`. `complain` is told in one line of every end
-        that nobody asked for."""
+        that nobody asked for, but for that of a process which never came up and was started at
+        a time for which `may_fail_to_start` is true."""
         self.name = name
         self.turn = trio.Lock()
         self.restarts = 0
@@ -54,6 +55,7 @@ class Daemon:
         """Starts it again each time that it ends, until cancelled."""
         while True:
             self._down_secs = None
+            started = trio.current_time()
             said = self._log.stat().st_size if self._log.exists() else 0
             self._child = child = await start(self.name, self._arguments(), self._log)
             async with trio.open_nursery() as nursery:
@@ -61,8 +63,10 @@ class Daemon:
                 await child.wait()
                 nursery.cancel_scope.cancel()
             self._child = None
-            was_up, self._up = self._up.is_set(), trio.Event()
-            if self._down_secs is None and (was_up or not self._may_fail_to_start()):
+            was_up = self._up.is_set()
+            if was_up:  # who waits for a start that failed waits for the next
+                self._up = trio.Event()
+            if self._down_secs is None and (was_up or not self._may_fail_to_start(started)):
                 self._complain(child.obituary())
             self.restarts += 1
             await trio.sleep(_START_PAUSE_SECS if self._down_secs is None else self._down_secs)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import assert_never
 
@@ -54,11 +55,11 @@ class Farm:
         self.endpoint = f"tcp://127.0.0.1:{self._port}"
         self.ledger_file = home / "server" / "ledger.sqlite3"
         self.store = home / "build" / "store"
-        self._full = 0
+        self._unwritable = _Unwritable()
         self.server = Daemon(
             "server", self._server_arguments, home / "server.log",
             ready_text=f"listening on {self.endpoint}", complain=complain,
-            may_fail_to_start=lambda: self._full > 0,
+            may_fail_to_start=self._unwritable.since,
         )  # fmt: skip
         self._links = {name: Link(self._port) for name in workers}
         self.workers = {
@@ -218,25 +219,22 @@ class Farm:
             link.delay_secs = 0.0
 
     async def _fill(self, disk: Disk, secs: float) -> None:
-        self._full += 1
         try:
-            with trio.move_on_after(secs):
+            with trio.move_on_after(secs), self._unwritable.for_a_while():
                 while True:
                     await trio.to_thread.run_sync(disk.fill)
                     await trio.sleep(_FILL_AGAIN_SECS)
         finally:
-            self._full -= 1
             disk.free()
 
     async def _lock_ledger(self, secs: float) -> bool:
         held = await trio.to_thread.run_sync(ledger.lock, self.ledger_file)
         if held is None:
             return False
-        self._full += 1
         try:
-            await trio.sleep(secs)
+            with self._unwritable.for_a_while():
+                await trio.sleep(secs)
         finally:
-            self._full -= 1
             held.close()
         return True
 
@@ -273,6 +271,27 @@ class Farm:
         with suppress(OSError, UnicodeDecodeError):
             return store.entry(path).read_text()
         return None
+
+
+class _Unwritable:
+    """When a ledger could not be written, so that a server had every reason not to start."""
+
+    def __init__(self) -> None:
+        self._reasons = 0
+        self._ended_at = -inf
+
+    @contextmanager
+    def for_a_while(self) -> Iterator[None]:
+        self._reasons += 1
+        try:
+            yield
+        finally:
+            self._reasons -= 1
+            self._ended_at = trio.current_time()
+
+    def since(self, at: float) -> bool:
+        """Whether it was so at any time since then."""
+        return self._reasons > 0 or self._ended_at >= at
 
 
 def _free_port() -> int:

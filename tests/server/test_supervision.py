@@ -87,3 +87,24 @@ async def test_a_killed_actor_is_counted_for_whom_it_was_killed(autojump_clock: 
         assert not supervisor.kill("nobody")
         nursery.cancel_scope.cancel()
     assert supervisor.intensity.restarts == {"assigner": 1}
+
+
+async def test_what_no_restart_helps_against_ends_all_at_once():
+    class Lost(Exception):
+        pass
+
+    lives = 0
+
+    async def run():
+        nonlocal lives
+        lives += 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+
+    async def fail():
+        raise Lost("the disk is gone")
+
+    with pytest.raises(ExceptionGroup) as group:
+        await Supervisor([Child("ledger", run, fatal=(Lost,))]).run()
+    assert group.group_contains(GaveUp, match="actor ledger cannot go on: the disk is gone")
+    assert lives == 1

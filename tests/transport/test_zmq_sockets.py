@@ -280,6 +280,24 @@ async def test_closing_wakes_the_reader_of_that_socket_alone(
         router.receive_nowait()
 
 
+@pytest.mark.parametrize("steps", range(4))
+async def test_closing_at_the_moment_that_the_reader_falls_asleep(
+    router: ZmqRouter, connector: ZmqConnector, steps: int
+) -> None:  # chaos, seed 5
+    async def read(dealer: ZmqDealer) -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await dealer.receive()
+
+    # Trio runs in any order the tasks that are due in one step.
+    for _ in range(15):
+        dealer = connector.connect(router.endpoint)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, dealer)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            dealer.close()
+
+
 async def test_the_context_ends_with_sockets_open_and_messages_unsent() -> None:
     with trio.fail_after(10):
         async with Context() as context:
