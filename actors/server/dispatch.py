@@ -8,6 +8,7 @@ row, its `AssignJob` and all state in between are one step to the rest of the se
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ log = logging.getLogger("headrace.dispatch")
 MAX_EVENTS_A_TURN = 256
 FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
+ASK_AGAIN_SECS = 60.0
 CORES = ("gateway", "registry", "feeder", "assigner")
 
 
@@ -43,6 +45,8 @@ class Dispatch:
         self._clock = trio.CancelScope()
         self._flush_wanted = trio.Event()
         self._outage = Outage()
+        self._is_amid_turn = False
+        self._asked_again_at = -math.inf
 
     @property
     def is_settled(self) -> bool:
@@ -62,16 +66,18 @@ class Dispatch:
     async def run(self) -> None:
         """One incarnation: the cores are rebuilt from the ledger and the session table."""
         world = self._world
-        self._farm = None
+        last, self._farm = self._farm, None
         # Whatever an earlier incarnation handed to the ledger thread must be in the ledger.
         while len(world.port.deferred) or len(world.port.admissions):
             await trio.sleep(BEHIND_POLL_SECS)
+        has_forgotten = self._has_forgotten(last)
         world.port.is_broken = False
         snapshot = await world.offload(_load, world)
         self._farm = Farm(
             world.config, world.server, world.ids, world.policy, world.sessions,
             world.load_registrations(), snapshot, trio.current_time(),
             first_batch=world.batches + 1, others_alive=world.others_alive(),
+            has_forgotten=has_forgotten,
         )  # fmt: skip
         self._turn((), (StopRequested(),) if world.is_stopping else ())
         self.started.set()
@@ -80,6 +86,20 @@ class Dispatch:
             nursery.start_soon(self._read_inbox)
             nursery.start_soon(self._watch_clock)
             nursery.start_soon(self._flush)
+
+    def _has_forgotten(self, last: Farm | None) -> bool:
+        """Whether an incarnation took what is not in the ledger, and workers are to repeat it."""
+        if last is None:
+            return False
+        was_amid, self._is_amid_turn = self._is_amid_turn, False
+        if self._world.port.is_broken or (last.has_unwritten and not was_amid):
+            return True
+        now = trio.current_time()
+        # It failed over something that it took: if that comes back, it is not asked for again.
+        if not was_amid or now < self._asked_again_at + ASK_AGAIN_SECS:
+            return False
+        self._asked_again_at = now
+        return True
 
     # -- what wakes it -----------------------------------------------------------------------
 
@@ -128,6 +148,7 @@ class Dispatch:
     def _turn(self, incoming: Sequence[Incoming], events: Sequence[DispatchEvent]) -> None:
         farm = self._farm
         assert farm is not None
+        self._is_amid_turn = True
         now = trio.current_time()
         for message in incoming:
             farm.receive(message, now)
@@ -143,6 +164,7 @@ class Dispatch:
         if farm.deadline <= now:
             farm.expire(now)
         self._settle(farm, now)
+        self._is_amid_turn = False
 
     def _peers_gone(self, peers: Sequence[bytes]) -> None:
         farm = self._farm

@@ -123,7 +123,10 @@ class Farm:
         now: float,
         first_batch: int = 1,
         others_alive: frozenset[str] = frozenset(),
+        *,
+        has_forgotten: bool = False,
     ) -> None:
+        """`has_forgotten`: an earlier incarnation took reports that never reached the ledger."""
         self.config = config
         self.server = server
         self.sessions = sessions
@@ -167,6 +170,8 @@ class Farm:
         self._next_tick = now + config.tick
         self._looked_at = 0.0
         self._load(snapshot, others_alive, now)
+        if has_forgotten:
+            self._ask_again(now)
 
     def _load(self, snapshot: Snapshot, others_alive: frozenset[str], now: float) -> None:
         self.assigner.pool.history.load(snapshot.metrics, now)
@@ -188,6 +193,13 @@ class Farm:
                 effects = self.reports.lost(claim, now, why="dispatch restarted", blame=False)
                 self._route(effects, now)
             self._mark_claims(session.worker)
+        self.pager = [self.reset()]
+
+    def _ask_again(self, now: float) -> None:
+        """Ends all sessions: workers come back at once, and send again what was not `Recorded`."""
+        for session in list(self.sessions):
+            self._tell(session.peer, m.Reject(code=400, reason="no session: the server restarted"))
+            self._route(self.registry.close(session, "lost", now), now)
         self.pager = [self.reset()]
 
     def reset(self) -> Reset:
@@ -536,7 +548,12 @@ class Farm:
     @property
     def wants_sync(self) -> bool:
         """Whether somebody waits for what was committed to become durable."""
-        return self._settlement.has_promises
+        return self._settlement.wants_sync
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether what workers reported would be lost with these cores."""
+        return self._settlement.has_unwritten or self.reports.holds_any
 
     @property
     def is_settled(self) -> bool:

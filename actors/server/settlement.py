@@ -24,6 +24,7 @@ class Settlement:
         self._claiming: list[tuple[int, Claim]] = []
         self._batches: dict[int, tuple[list[Write], list[tuple[int, Claim]]]] = {}
         self._next = first_batch
+        self._committed = first_batch - 1
         self._hold_until = -math.inf
         self._promises: deque[tuple[int, bytes, bytes]] = deque()
 
@@ -38,8 +39,14 @@ class Settlement:
         return not (self._writes or self._batches or self._promises)
 
     @property
-    def has_promises(self) -> bool:
-        return bool(self._promises)
+    def has_unwritten(self) -> bool:
+        """Whether a batch failed and waits to be tried again."""
+        return bool(self._writes)
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether a promise waits for nothing but the disk."""
+        return bool(self._promises) and self._promises[0][0] <= self._committed
 
     def record(self, write: Write) -> None:
         """Part of the next batch."""
@@ -69,6 +76,7 @@ class Settlement:
     def committed(self, number: int, results: list[bool]) -> list[tuple[Claim, bool]]:
         """A batch is in: its claims, and whether each was won."""
         _, claiming = self._batches.pop(number)
+        self._committed = number
         return [(claim, results[position]) for position, claim in claiming]
 
     def failed(self, number: int, now: float) -> list[Claim]:

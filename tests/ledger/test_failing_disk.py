@@ -83,9 +83,7 @@ async def test_a_part_of_an_evaluation_is_tried_until_it_is_in(answers, ledger):
     assert [job.job_id for job in ledger.jobs_page(None, None, 10)] == ["a"]
 
 
-async def test_what_cannot_be_made_durable_is_not_answered_and_ends_the_actor(
-    ledger, monkeypatch
-):
+async def test_what_cannot_be_made_durable_is_not_answered_and_ends_the_actor(ledger, monkeypatch):
     def refuse(_fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -65,11 +65,11 @@ class Harness:
         self.written = 0
         self.start_dispatch()
 
-    def start_dispatch(self) -> None:
+    def start_dispatch(self, *, has_forgotten: bool = False) -> None:
         self.farm = Farm(
             self.config, f"server-{self.life}", self.source, load_policy("simple"),
             self.sessions, self.registrations, self.ledger.load(0.0), self.now,
-            first_batch=self.written + 1,
+            first_batch=self.written + 1, has_forgotten=has_forgotten,
         )  # fmt: skip
         self._settle()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.ledger.errors import LedgerFailed
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
@@ -54,8 +55,10 @@ class Peer:
         with pytest.raises(trio.TooSlowError):
             await self.until(kind, secs)
 
-    async def open(self, worker: str, slots: int = 1) -> m.InitAck:
-        self.send(m.InitConnection(versions=(1, 1), id=worker, capabilities=BOTH))
+    async def open(
+        self, worker: str, slots: int = 1, running: list[m.ClaimRef] | None = None
+    ) -> m.InitAck:
+        self.send(m.InitConnection(versions=(1, 1), id=worker, capabilities=BOTH, running=running))
         ack = await self.until(m.InitAck)
         self.send(
             m.WorkerCapabilities(
@@ -222,3 +225,62 @@ async def test_no_question_about_a_log_ends_the_logbook(serving, autojump_clock)
             )
             assert (reply.data, reply.offset) == (b"", offset)
         assert restarts(server, "logbook") == 0
+
+
+async def test_what_the_ledger_did_not_take_before_a_restart_is_reported_again(
+    serving, autojump_clock, monkeypatch
+):
+    def fail(*_):
+        raise LedgerFailed("disk full")
+
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a")
+        await worker.open("w")
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+        monkeypatch.setattr(server.world.port.ledger, "apply", fail)
+        worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+        await trio.sleep(0.1)
+        server.kill("feeder")
+        monkeypatch.undo()
+        assert (await worker.until(m.Reject)).code == 400
+        again = Peer(network)
+        claim = m.ClaimRef(given.job_id, given.assignment_id)
+        assert (await again.open("w", running=[claim])).resumed == [given.assignment_id]
+        again.send(m.JobCompleted(given.job_id, given.assignment_id))
+        await again.until(m.Recorded)
+        reply = await client.ask(m.CmdWait(request=3), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 0)
+
+
+async def test_what_came_with_a_message_that_dispatch_fails_over_is_reported_again_once(
+    serving, autojump_clock, monkeypatch
+):
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a")
+        await worker.open("w")
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+
+        def fail(*_):
+            raise ValueError("a bug")
+
+        for life in range(2):
+            server.dispatch._farm.assigner.score = fail
+            worker.send(
+                m.RequestJobChunk(scores=[]), m.JobCompleted(given.job_id, given.assignment_id)
+            )
+            await trio.sleep(0.5)
+            if life:
+                break
+            assert (await worker.until(m.Reject)).code == 400
+            worker = Peer(network)
+            await worker.open("w", running=[m.ClaimRef(given.job_id, given.assignment_id)])
+            await worker.candidates()
+        # The same again: the session goes on, lest the two fail each other for ever.
+        await worker.silence(m.Reject, 30.0)
+        assert restarts(server, "gateway") + restarts(server, "assigner") == 2

@@ -74,6 +74,7 @@ class SimServer:
         self.batches = 0
         self.inbox: list[Any] = []
         self.pager: Pager | None = None
+        self.farm: Farm | None = None
         self.reaper = Reaper(config.heartbeat_timeout, self.clock.now)
         self.outboxes: dict[bytes, list[list[bytes]]] = {}
         self.start_dispatch()
@@ -84,12 +85,14 @@ class SimServer:
         """Builds the cores anew from the ledger and the session table."""
         while self.deferred:
             self._commit_deferred()
+        has_forgotten = self.is_broken or (self.farm is not None and self.farm.has_unwritten)
         self.is_broken = False
         self.inbox = [e for e in self.inbox if not isinstance(e, Committed | CommitFailed)]
         self.watch.dispatch_started(self.sessions)
         self.farm = Farm(
             self.config, self.name, self.ids, load_policy("simple"), self.sessions, None,
             self.ledger.load(0.0), self.clock.now, first_batch=self.batches + 1,
+            has_forgotten=has_forgotten,
         )  # fmt: skip
         self.turn(lambda: None)
 
