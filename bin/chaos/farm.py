@@ -36,7 +36,7 @@ _FILL_AGAIN_SECS = 0.02
 # Waits are short, so that a run of half a minute sees what else would take an hour; a job is to
 # fail only by itself, so attempts are many.
 _SERVER_OPTIONS = {
-    "--heartbeat-timeout": 12, "--tick": 0.5, "--reconnect-grace": 2, "--answer-timeout": 3,
+    "--heartbeat-timeout": 12, "--tick": 0.5, "--reconnect-grace": 1, "--answer-timeout": 3,
     "--retry-backoff": 0.2, "--max-attempts": 1000,
 }  # fmt: skip
 

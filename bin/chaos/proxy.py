@@ -33,7 +33,7 @@ class Link:
 
     def cut(self, *, reset: bool) -> None:
         """Ends what is open: by a reset, or in order as a process that exits does."""
-        for scope, streams in self._open.items():
+        for scope, streams in list(self._open.items()):
             if reset:
                 for stream in streams:
                     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -51,18 +51,16 @@ class Link:
         try:
             server = await trio.open_tcp_stream("127.0.0.1", self._server_port)
         except OSError:
-            await trio.aclose_forcefully(worker)
-            return
-        try:
+            return  # who serves a listener closes the connection
+        async with worker, server:
             with trio.CancelScope() as scope:
                 self._open[scope] = (worker, server)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pump, worker, server, scope)
-                    nursery.start_soon(self._pump, server, worker, scope)
-        finally:
-            del self._open[scope]
-            await trio.aclose_forcefully(worker)
-            await trio.aclose_forcefully(server)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._pump, worker, server, scope)
+                        nursery.start_soon(self._pump, server, worker, scope)
+                finally:
+                    del self._open[scope]
 
     async def _pump(
         self, source: trio.SocketStream, target: trio.SocketStream, both: trio.CancelScope

@@ -182,7 +182,8 @@ def report_lines(report: Report) -> list[str]:
         "fault": report.faults, "jobs": report.jobs, "claims": report.runs,
         "restarts": report.restarts, "sent again": report.refused,
     }  # fmt: skip
-    width = max(len(name) for table in (tables, *tables.values()) for name in table)
+    names = [name for table in tables.values() for name in table]
+    width = max(map(len, [*names, "longest recovery"]))
     lines: list[str] = []
     for title, rows in tables.items():
         if rows:

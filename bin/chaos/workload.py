@@ -35,6 +35,7 @@ echo "end $run" >> "$out"
 """
 FAILURE = "the builder failed with exit code 7"
 _CHATTER_BYTES = 300_000
+_LENGTHS = (0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 3.0)  # seconds
 
 Ending = Literal["Completed", "Failed", "DependencyFailed"]
 
@@ -141,8 +142,8 @@ class Workload:
         )
 
     def _secs(self) -> float:
-        """Most builds are short; some are there when something happens."""
-        return round(self._random.choice((0.05, 0.1, 0.2, 0.4, 0.8)), 2)
+        """Most builds are short; some outlast the time that a lost worker keeps them."""
+        return self._random.choice(_LENGTHS)
 
 
 class _Graph:

@@ -1,0 +1,165 @@
+"""What counts as lost, double, wrong or left over."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from bin.chaos.verdict import (
+    ClaimRow,
+    JobRow,
+    LedgerSeen,
+    Report,
+    Seen,
+    Submitted,
+    Violation,
+    judge,
+    longest_recovery,
+    report_lines,
+)
+from bin.chaos.workload import FAILURE, Expected
+
+GOOD = Expected("good", "Completed", "/nix/store/good", "d1")
+BAD = Expected("bad", "Failed", "/nix/store/bad", "d2")
+AFTER = Expected("after", "DependencyFailed", "/nix/store/after", "d3")
+RIGHT = "begin r\nd1\nend r\n"
+
+
+@pytest.fixture
+def submitted() -> Submitted:
+    return Submitted(
+        builds={"good.drv": GOOD, "bad.drv": BAD, "after.drv": AFTER},
+        endings={"g.json": "Failed"},
+        sendings=Counter(["good.drv", "bad.drv", "after.drv", "g.json"]),
+    )
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen(
+        ledger=LedgerSeen(
+            jobs=[
+                JobRow("build", "good.drv", "Completed", None),
+                JobRow("build", "bad.drv", "Failed", FAILURE),
+                JobRow("build", "after.drv", "DependencyFailed", "input bad ended Failed"),
+                JobRow("eval", "g.json", "Failed", "2 of its builds did not complete"),
+            ],
+            claims=[
+                ClaimRow("good.drv", "Abandoned", 1.0),
+                ClaimRow("good.drv", "Completed", 2.0),
+                ClaimRow("bad.drv", "Failed", 3.0),
+                ClaimRow("g.json", "Completed", 1.0),
+            ],
+            integrity=["ok"],
+            dangling=0,
+        ),
+        outputs={GOOD.output: RIGHT, BAD.output: None, AFTER.output: None},
+        leaks=[],
+        orphans=[],
+        troubles=[],
+    )
+
+
+def kinds(violations: list[Violation]) -> list[str]:
+    return [violation.kind for violation in violations]
+
+
+def with_job(seen: Seen, index: int, **changes) -> Seen:
+    jobs = list(seen.ledger.jobs)
+    jobs[index] = replace(jobs[index], **changes)
+    return replace(seen, ledger=replace(seen.ledger, jobs=jobs))
+
+
+def with_claim(seen: Seen, claim: ClaimRow) -> Seen:
+    return replace(seen, ledger=replace(seen.ledger, claims=[*seen.ledger.claims, claim]))
+
+
+def test_all_is_well(submitted, seen):
+    assert judge(submitted, seen) == []
+
+
+def test_a_job_that_is_not_there_or_has_not_ended_is_lost(submitted, seen):
+    assert kinds(judge(submitted, with_job(seen, 0, key="other.drv"))) == ["lost"]
+    [violation] = judge(submitted, with_job(seen, 0, status="Building"))
+    assert violation == Violation("lost", "good.drv: is still Building")
+
+
+def test_another_end_or_another_cause_is_wrong(submitted, seen):
+    assert kinds(judge(submitted, with_job(seen, 0, status="Failed"))) == ["wrong"]
+    assert kinds(judge(submitted, with_job(seen, 1, error="lost 5 workers"))) == ["wrong"]
+    assert kinds(judge(submitted, with_job(seen, 3, status="Completed"))) == ["wrong"]
+
+
+def test_a_result_that_is_recorded_twice_is_double(submitted, seen):
+    again = with_claim(seen, ClaimRow("good.drv", "Completed", 4.0))
+    assert kinds(judge(submitted, again)) == ["double"]
+    again = with_claim(seen, ClaimRow("bad.drv", "Failed", 4.0))
+    assert kinds(judge(submitted, again)) == ["double"]
+
+
+def test_what_was_sent_twice_may_fail_twice_and_an_evaluation_run_twice(submitted, seen):
+    submitted.sendings.update(["bad.drv", "g.json"])
+    again = with_claim(seen, ClaimRow("bad.drv", "Failed", 4.0))
+    again = with_claim(again, ClaimRow("g.json", "Completed", 4.0))
+    assert kinds(judge(submitted, again)) == ["double"]
+    again.ledger.jobs.append(seen.ledger.jobs[3])
+    assert judge(submitted, again) == []
+
+
+def test_an_open_claim_is_leaked(submitted, seen):
+    assert kinds(judge(submitted, with_claim(seen, ClaimRow("good.drv", None, None)))) == ["leaked"]
+
+
+@pytest.mark.parametrize(
+    ("build", "text", "kind"),
+    [
+        (GOOD, None, "lost"),
+        (GOOD, "begin r\nd1\nend s\n", "wrong"),
+        (BAD, "begin r\n", "wrong"),
+    ],
+)
+def test_outputs_are_judged_by_content(submitted, seen, build, text, kind):
+    seen.outputs[build.output] = text
+    assert kinds(judge(submitted, seen)) == [kind]
+
+
+def test_all_else_that_was_found_counts(submitted, seen):
+    found = replace(
+        seen, leaks=["w1 has a slot in use"], orphans=["17: sh"], troubles=["w1 ended"],
+        ledger=replace(seen.ledger, integrity=["row 7 missing"], dangling=2),
+    )  # fmt: skip
+    assert kinds(judge(submitted, found)) == ["leaked", "orphan", "process", "ledger", "ledger"]
+
+
+def test_recovery_is_the_time_from_a_faults_end_to_the_next_end_of_a_job(seen):
+    ended = [ClaimRow("a", "Completed", at) for at in (10.0, 14.0, 20.0)]
+    ledger = replace(seen.ledger, claims=[*ended, ClaimRow("b", "Abandoned", 11.0)])
+    assert longest_recovery([9.5, 10.5, 19.0, 25.0], ledger) == 3.5
+    assert longest_recovery([], ledger) == 0.0
+    assert longest_recovery([25.0], ledger) == 0.0
+
+
+def test_the_report_names_how_to_repeat_a_violation_and_bounds_what_it_shows():
+    report = Report(
+        seed=3, seconds=20, faults={"kill-server": 2}, jobs={"Completed": 5}, runs={},
+        restarts={"server": 2}, refused={}, lost=7, double=0, longest_recovery_secs=1.25,
+        violations=[Violation("lost", f"job {n}") for n in range(7)],
+        repeat="headrace chaos --seed 3", directory="/kept",
+    )  # fmt: skip
+    assert report_lines(report) == [
+        "fault",
+        "  kill-server            2",
+        "jobs",
+        "  Completed              5",
+        "restarts",
+        "  server                 2",
+        "lost                     7",
+        "double                   0",
+        "longest recovery       1.2 s",
+        *(f"lost: job {n}" for n in range(5)),
+        "lost: 2 more",
+        "repeat with: headrace chaos --seed 3",
+        "kept in: /kept",
+    ]
