@@ -16,7 +16,7 @@ otherwise:
   an update to done, each its own transaction with synchronous_commit on; a connection for each job
   in flight.
 - dask.distributed: W worker processes of S threads that each offer S of a resource of which a task
-  takes one, so that it is the scheduler that counts slots. Nothing is durable.
+  takes one; the client keeps as many tasks submitted as there are slots. Nothing is durable.
 
 A system that is not installed is left out, with the reason.
 """
@@ -24,6 +24,7 @@ A system that is not installed is left out, with the reason.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing as mp
 import os
@@ -86,10 +87,10 @@ def until_open(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def running(command: list[str], port: int, log: Path) -> Iterator[None]:
+def running(command: list[str], port: int, log: Path, user: str | None = None) -> Iterator[None]:
     """A peer's server, until the block ends."""
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
+        process = subprocess.Popen(command, stdout=out, stderr=out, user=user, group=user)
     try:
         until_open(port, process)
         yield
@@ -178,7 +179,7 @@ def beanstalkd(
             body = b"x" * 200
             put = b"put 0 0 600 %d\r\n%s\r\n" % (len(body), body)
             answers = client.makefile("rb")
-            for _ in range(0, pending + int(seconds * 12_000), 500):
+            for _ in range(0, pending + int(seconds * 25_000), 500):
                 client.sendall(put * 500)
                 for _ in range(500):
                     answers.readline()
@@ -227,16 +228,16 @@ def postgresql(workers: int, slots: int, pending: int, seconds: float, folder: P
         raise Missing("PostgreSQL is not installed")
     programs, data, port = found[-1].parent, folder / "data", free_port()
     # It refuses to run as root.
-    as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    if as_user:
-        shutil.chown(folder, "postgres")
+    user = "postgres" if os.geteuid() == 0 else None
+    if user is not None:
+        shutil.chown(folder, user)
         folder.parent.chmod(0o755)
-    init = [*as_user, str(programs / "initdb"), "-A", "trust", "-U", "bench", "-D", str(data)]
-    subprocess.run(init, check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    server = [*as_user, str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", "",
+    init = [str(programs / "initdb"), "-A", "trust", "-U", "bench", "-D", str(data)]
+    subprocess.run(init, check=True, stdout=subprocess.DEVNULL, cwd=folder, user=user, group=user)
+    server = [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", "",
               "-h", "127.0.0.1", "-c", "synchronous_commit=on", "-c", "fsync=on"]  # fmt: skip
     dsn = f"host=127.0.0.1 port={port} user=bench dbname=postgres"
-    with running(server, port, folder / "log"):
+    with running(server, port, folder / "log", user):
         with _connected(dsn) as db:
             db.execute("CREATE TABLE job (id bigserial PRIMARY KEY, state text, body text)")
             db.execute(
@@ -266,7 +267,7 @@ def _nothing(number: int) -> int:
     return number
 
 
-def dask(workers: int, slots: int, pending: int, seconds: float, folder: Path) -> float:
+def dask(workers: int, slots: int, _pending: int, seconds: float, folder: Path) -> float:
     if distributed is None:
         raise Missing("dask.distributed is not installed")
     with (
@@ -276,11 +277,20 @@ def dask(workers: int, slots: int, pending: int, seconds: float, folder: Path) -
         ) as cluster,
         distributed.Client(cluster) as client,
     ):  # fmt: skip
-        client.gather(client.map(_nothing, range(100), resources={"slot": 1}, pure=False))
-        count = max(pending, int(seconds * 1_500))
-        start = time.perf_counter()
-        client.gather(client.map(_nothing, range(count), resources={"slot": 1}, pure=False))
-        return count / (time.perf_counter() - start)
+        numbers = itertools.count()
+
+        def submit() -> Any:
+            return client.submit(_nothing, next(numbers), resources={"slot": 1}, pure=False)
+
+        client.gather([submit() for _ in range(100)])
+        running = distributed.as_completed([submit() for _ in range(workers * slots)])
+        count, end = 0, time.perf_counter() + seconds
+        for _ in running:
+            count += 1
+            if time.perf_counter() > end:
+                break
+            running.add(submit())
+        return count / seconds
 
 
 SYSTEMS: dict[str, Callable[[int, int, int, float, Path], float]] = {

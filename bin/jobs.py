@@ -15,7 +15,7 @@ from bin.waiting import wait_for
 from transport.interface import Connector
 from transport.messages import CmdJobs, CmdJobsReply
 
-COLUMNS = ("job_id", "kind", "status", "name", "worker", "assignment_id", "attempts")
+COLUMNS = ("job_id", "kind", "status", "name", "worker", "assignment_id", "attempts", "cluster")
 
 
 @click.command()

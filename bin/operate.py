@@ -30,12 +30,17 @@ M = TypeVar("M", bound=Message)
 @json_option
 @client_options
 def cancel(target: Target, targets: tuple[str, ...], as_json: bool) -> None:
-    """Cancel jobs (ids, unique prefixes, drv paths) or whole submissions.
+    """Cancel jobs (ids, unique prefixes, drv paths), whole submissions or clusters.
 
-    A job that another submission wants too goes on. A running one has ended only once its
-    worker confirms: until then it is reported as requested.
+    A member of a cluster takes all of it along. A job that another submission wants too goes on.
+    A running one has ended only once its worker confirms: until then it is reported as requested.
     """
     reply = _ask(target, CmdCancel(request=0, targets=list(targets)), CmdCancelReply)
+    print_cancelled(reply, as_json=as_json)
+
+
+def print_cancelled(reply: CmdCancelReply, *, as_json: bool) -> None:
+    """What became of cancelled jobs."""
     if as_json:
         print_json(
             {"aborted": reply.aborted, "requested": reply.requested, "unchanged": reply.unchanged}

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from bin.errors import CommandError
-from transport.messages import CmdSubmit, SubmittedEvaluation, SubmittedJob
+from transport.messages import (
+    CmdSubmit,
+    SubmittedCluster,
+    SubmittedEvaluation,
+    SubmittedJob,
+)
 
 PART_BYTES = 4 * 2**20
 MAX_PARTS = 256
@@ -21,11 +26,13 @@ _size = msgspec.msgpack.Encoder()
 def cut(
     jobs: Sequence[SubmittedJob],
     evaluations: Sequence[SubmittedEvaluation],
+    clusters: Sequence[SubmittedCluster] = (),
     *,
     assume_inputs_built: bool = False,
     interactive: bool = False,
 ) -> list[CmdSubmit]:
-    """The parts of one submission: jobs in their order, then evaluations; the last is final.
+    """The parts of one submission: jobs in their order, then evaluations, then clusters; the
+    last is final.
 
     A part is at most PART_BYTES encoded, but a single larger job goes alone. The request
     number is left 0.
@@ -35,17 +42,20 @@ def cut(
     """
     parts: list[CmdSubmit] = []
     part, size = _part(assume_inputs_built, interactive), 0
-    entries: list[SubmittedJob | SubmittedEvaluation] = [*jobs, *evaluations]
+    entries: list[SubmittedJob | SubmittedEvaluation | SubmittedCluster]
+    entries = [*jobs, *evaluations, *clusters]
     for entry in entries:
         more = len(_size.encode(entry))
-        held = len(part.jobs) + len(part.evaluations)
+        held = len(part.jobs) + len(part.evaluations) + len(part.clusters)
         if held and (size + more > _SIZED_BYTES or held >= _MAX_ENTRIES):
             parts.append(part)
             part, size = _part(assume_inputs_built, interactive), 0
         if isinstance(entry, SubmittedJob):
             part.jobs.append(entry)
-        else:
+        elif isinstance(entry, SubmittedEvaluation):
             part.evaluations.append(entry)
+        else:
+            part.clusters.append(entry)
         size += more
     if len(parts) >= MAX_PARTS:
         raise CommandError(
@@ -61,6 +71,7 @@ def _part(assume_inputs_built: bool, interactive: bool) -> CmdSubmit:
         is_final=False,
         jobs=[],
         evaluations=[],
+        clusters=[],
         assume_inputs_built=assume_inputs_built,
         interactive=interactive,
     )

@@ -71,6 +71,14 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Command], Comman
 )
 @_seconds("--answer-timeout", 10, "in which a worker must answer an assignment.")
 @_seconds("--reconnect-grace", 30, "that a lost worker keeps its jobs.")
+@option(
+    "--keep-finished",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    metavar="DAYS",
+    help="Days for which jobs that ended and their logs are kept; 0 = for ever.",
+)
 @option("--registry", type=FILE, help="File of projects and their workers; none = open to all.")
 @option("--curve", is_flag=True, help="Encrypt, and admit known keys only.")
 @option("--insecure", is_flag=True, help="Allow any address without --curve.")

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
+from actors.graph.clusters import by_reference, resolve
 from actors.graph.files import BadGraph, read_submission
-from actors.graph.order import check
 from bin.client import connected, steady
 from bin.errors import CommandError
 from bin.options import Target, client_options, json_option, option
 from bin.output import note, print_json, say
 from bin.parts import cut
 from bin.session import run
+from bin.summary import clean
 from bin.waiting import wait_for
 from transport.interface import Connector
 from transport.messages import CmdSubmit, CmdSubmitted
@@ -33,7 +34,8 @@ def submit(
 ) -> None:
     """Queue the jobs of FILE (- for standard input), all of them or none.
 
-    FILE is the JSON of `nix derivation show -r`, or {"jobs": [...], "evaluations": [...]}.
+    FILE is the JSON of `nix derivation show -r`, or {"jobs": [...], "evaluations": [...],
+    "clusters": [...]}.
     """
     parts = prepare(file, assume_inputs_built)
 
@@ -54,11 +56,16 @@ def prepare(file: Path, assume_inputs_built: bool) -> list[CmdSubmit]:
     source = "standard input" if str(file) == "-" else str(file)
     try:
         submission = read_submission(_read(file, source), source)
-        jobs = check(submission.jobs).jobs
+        resolved = resolve(submission.jobs, submission.evaluations, submission.clusters)
     except BadGraph as error:
         text = str(error)
         raise CommandError(text if text.startswith(source) else f"{source}: {text}") from None
-    return cut(jobs, submission.evaluations, assume_inputs_built=assume_inputs_built)
+    return cut(
+        resolved.jobs,
+        submission.evaluations,
+        by_reference(resolved),
+        assume_inputs_built=assume_inputs_built,
+    )
 
 
 def _read(file: Path, source: str) -> bytes:
@@ -83,6 +90,11 @@ def _report(answer: CmdSubmitted, as_json: bool) -> None:
             }
         )
         return
-    counts = [(len(answer.jobs), "build"), (len(answer.evaluations), "evaluation")]
+    counts = [
+        (len(answer.jobs), "build"), (len(answer.evaluations), "evaluation"),
+        (len(answer.clusters), "cluster"),
+    ]  # fmt: skip
     said = [f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in counts if n]
     say(f"submitted {' and '.join(said)} as {answer.submission}")
+    for cluster in answer.clusters:
+        say(f"cluster {clean(cluster)}")

@@ -108,6 +108,8 @@ def progress(job: Mapping[str, Any]) -> str:
     """How far a running job is, as far as its worker said; `aborting` once it was told to stop."""
     if job.get("state") == "aborting":
         return "aborting"
+    if job.get("state") == "held":
+        return "held for its cluster"
     said = job.get("progress") or {}
     if not isinstance(said, Mapping):
         return clean(said)
@@ -166,7 +168,8 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
     members = cluster.get("members", ())
     size = members if isinstance(members, int) else len(members)
     attempt = f", attempt {clean(cluster['attempt'])}" if cluster.get("attempt") else ""
+    why = f", {clean(cluster['reason'])}" if cluster.get("reason") else ""
     return (
         f"cluster {clean(cluster.get('id', '?'))}: {clean(cluster.get('status', '?'))}"
-        f"{attempt}, {size} members"
+        f"{attempt}, {size} members{why}"
     )

@@ -14,8 +14,11 @@ from transport.messages import CmdWait, CmdWaitReply
 
 MAX_JOBS_ASKED = 10_000
 """So that a question stays far below a frame's limit, whatever the ids are."""
-FIRST_PAUSE_SECS = 0.1
-LONGEST_PAUSE_SECS = 1.0
+SHORTEST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.05, 1.0
+PAUSE_SHARE = 0.02
+"""Of the time waited so far: so much later than the jobs a wait may end."""
+PAUSE_SECS_A_JOB = 1e-5
+"""Some thirty times what the server needs to answer for one."""
 
 
 class Waited(NamedTuple):
@@ -53,7 +56,7 @@ async def wait_for(steady: Steady, jobs: Sequence[str], limit: float | None) -> 
     """
     groups = [jobs[i : i + MAX_JOBS_ASKED] for i in range(0, len(jobs), MAX_JOBS_ASKED)] or [[]]
     answers = [Waited(len(group) or 1, 0) for group in groups]
-    pause = FIRST_PAUSE_SECS
+    start, shortest = trio.current_time(), max(SHORTEST_PAUSE_SECS, PAUSE_SECS_A_JOB * len(jobs))
     with trio.move_on_after(float("inf") if limit is None else limit):
         while True:
             for i, group in enumerate(groups):
@@ -62,8 +65,8 @@ async def wait_for(steady: Steady, jobs: Sequence[str], limit: float | None) -> 
                     answers[i] = await _ask(steady, group)
             if not any(answer.open for answer in answers):
                 break
-            await trio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_PAUSE_SECS)
+            pause = PAUSE_SHARE * (trio.current_time() - start)
+            await trio.sleep(min(max(pause, shortest), LONGEST_PAUSE_SECS))
     return Waited(sum(a.open for a in answers), sum(a.failed for a in answers))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from actors.worker.config import ConfigError, ExecutorName, WorkerConfig, parse_list
-from actors.worker.run import run_worker
+from actors.worker.run import default_executor, run_worker
 from bin.errors import CommandError
 from bin.log_options import log_option, start_logging
 from bin.options import DEFAULT_SERVER, ENDPOINT, FILE, Target, option
@@ -67,6 +66,15 @@ def _list(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any
     help="Evaluations at a time.",
 )
 @option(
+    "--eval-max-memory",
+    "eval_max_memory_mb",
+    type=SLOTS,
+    default=0,
+    show_default=True,
+    metavar="MIB",
+    help="Memory that one evaluation by Nix may take; 0 = no limit.",
+)
+@option(
     "--systems",
     also="GRADIENT_WORKER_SYSTEM_ARCHITECTURES",
     metavar="LIST",
@@ -106,7 +114,7 @@ def worker(
     """Run a worker: it asks the server for jobs and runs them, until SIGTERM."""
     start_logging(log_level)
     try:
-        executor = executor or ("nix" if shutil.which("nix-store") else "process")
+        executor = executor or default_executor(settings["store"])
         config = WorkerConfig(executor=executor, **settings)
         target = Target(config.server, server_key, key, 0)
         return run(target, partial(run_worker, config))

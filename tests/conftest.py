@@ -3,10 +3,13 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.nix.real import ChrootStore, environment
 
 SHARED = Path(os.environ.get("HEADRACE_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -36,3 +39,15 @@ def unpack(shared_data: Path):
         return gzip.decompress((shared_data / name).read_bytes())
 
     return read
+
+
+@pytest.fixture
+def nix_env(tmp_path: Path) -> dict[str, str]:
+    """For Nix programs of this test."""
+    return environment(tmp_path)
+
+
+@pytest.fixture
+def chroot(tmp_path: Path, nix_env: dict[str, str]) -> Callable[[str], ChrootStore]:
+    """Makes stores by name."""
+    return lambda name: ChrootStore(tmp_path / name, nix_env)

@@ -31,6 +31,7 @@ MAX_DEPTH = 16
 MAX_PAGE_CANDIDATES = 1_000
 MAX_PAGE_BYTES = 2 * 2**20
 MAX_EVAL_BATCH = 50
+MAX_KNOWN_ASKED = 1_000
 MAX_LOG_CHUNK_BYTES = 256 * 2**10
 MAX_SIGNAL_BYTES = 64 * 2**10
 
@@ -173,6 +174,30 @@ class SubmittedEvaluation(Shape, frozen=True):
     timeout_secs: U32 | None = None
 
 
+class SubmittedMember(Shape, frozen=True):
+    """A member of a cluster: a build or an evaluation, whole or by name. A build's name is the
+    `drv_path` or `job_id` of one of the submission's jobs, an evaluation's is its `job_id`."""
+
+    role: Id
+    job: SubmittedJob | Text | None = None
+    evaluation: SubmittedEvaluation | Text | None = None
+    index: U32 | None = None
+    """0.. within the role; without it, members are numbered in their order."""
+    primary: bool | None = None
+    pin: Id | None = None
+    """The worker that it must sit on."""
+
+
+class SubmittedCluster(Shape, frozen=True):
+    """Jobs that start together on distinct workers, or not at all."""
+
+    members: list[SubmittedMember]
+    cluster_id: Id | None = None
+    same_zone: bool | None = None
+    retry_budget: U32 | None = None
+    prioritized: bool | None = None
+
+
 class Output(Shape, frozen=True):
     path: Text
     nar_size: U63 | None = None
@@ -244,6 +269,8 @@ class EvalResult(Update, frozen=True, tag=True):
     derivations: Annotated[list[Derivation], Meta(max_length=MAX_EVAL_BATCH)]
     warnings: list[Text]
     errors: list[Text]
+    targets: dict[Text, Text] | None = None
+    """Beyond the protocol page: what was asked for, as drv paths by attribute."""
 
 
 class Building(Update, frozen=True, tag=True):
@@ -489,12 +516,19 @@ class CmdSubmit(Message, frozen=True):
     is_final: bool
     jobs: list[SubmittedJob] = []
     evaluations: list[SubmittedEvaluation] = []
+    clusters: list[SubmittedCluster] = []
     assume_inputs_built: bool = False
     interactive: bool = False
     """A person at a terminal waits for it (`headrace build`): scored higher."""
 
 
 class CmdStatus(Message, frozen=True):
+    request: U64
+
+
+class CmdHealth(Message, frozen=True):
+    """Is everything up and does the ledger take writes?"""
+
     request: U64
 
 
@@ -540,6 +574,36 @@ class CmdExplain(Message, frozen=True):
 
     request: U64
     job: Text
+
+
+class CmdResult(Message, frozen=True):
+    """What an evaluation was asked for, and what became of it."""
+
+    request: U64
+    job: Text
+
+
+class CmdClusters(Message, frozen=True):
+    """One page of the clusters with ids after `after`, in id order."""
+
+    request: U64
+    status: Text | None = None
+    after: Text | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_CANDIDATES)] = MAX_PAGE_CANDIDATES
+
+
+class CmdCluster(Message, frozen=True):
+    """A cluster (id or unique prefix) with its members, attempts and seats."""
+
+    request: U64
+    cluster: Text
+
+
+class CmdClusterCancel(Message, frozen=True):
+    """Ends clusters (ids or unique prefixes) with all their members."""
+
+    request: U64
+    clusters: Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
 
 
 class CmdDrain(Message, frozen=True):
@@ -592,6 +656,12 @@ class CmdStatusReply(Message, frozen=True):
     status: dict[str, Any]
 
 
+class CmdHealthReply(Message, frozen=True):
+    request: U64
+    problems: list[Text]
+    """One line each; none when all is well."""
+
+
 class CmdJobsReply(Message, frozen=True):
     request: U64
     jobs: list[dict[str, Any]]
@@ -631,6 +701,26 @@ class CmdExplainReply(Message, frozen=True):
     explanation: dict[str, Any]
 
 
+class CmdResultReply(Message, frozen=True):
+    request: U64
+    result: dict[str, Any]
+    """`{status, error, warnings, errors, targets, builds, failed}`; a target has `attribute`,
+    `drv_path`, `job_id`, `status` and `outputs` (paths by name), `builds` counts by status, what
+    failed itself has `job_id`, `name`, `status` and `error`."""
+
+
+class CmdClustersReply(Message, frozen=True):
+    request: U64
+    clusters: list[dict[str, Any]]
+    next: Text | None = None
+    """Pass it as `after` for the next page; none on the last one."""
+
+
+class CmdClusterReply(Message, frozen=True):
+    request: U64
+    cluster: dict[str, Any]
+
+
 class CmdDone(Message, frozen=True):
     request: U64
     message: Text = ""
@@ -644,12 +734,14 @@ WORKER_MESSAGES: tuple[type[Message], ...] = (
 )  # fmt: skip
 COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdHello, CmdSubmit, CmdStatus, CmdJobs, CmdWait, CmdCancel, CmdPrioritize, CmdLogs,
-    CmdExplain, CmdDrain, CmdUndrain,
+    CmdExplain, CmdResult, CmdDrain, CmdUndrain, CmdHealth, CmdClusters, CmdCluster,
+    CmdClusterCancel,
 )  # fmt: skip
 CHAOS_MESSAGES: tuple[type[Message], ...] = (CmdKillActor,)
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,
     Ping, Pong, CmdWelcome, CmdError, CmdSubmitted, CmdStatusReply, CmdJobsReply,
-    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdDone,
+    CmdWaitReply, CmdCancelReply, CmdLogsReply, CmdExplainReply, CmdResultReply, CmdHealthReply,
+    CmdDone, CmdClustersReply, CmdClusterReply,
 )  # fmt: skip

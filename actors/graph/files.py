@@ -2,7 +2,7 @@
 
 `read_submission` tells them apart by their top-level keys. Everything that it returns has
 passed the types of the wire's messages; whether the graph as a whole holds is for
-`actors.graph.order.check`.
+`actors.graph.clusters.resolve`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from actors.graph.clusters import check_ids
 from actors.graph.fields import convert, kind
 from actors.graph.nix import read_derivations
 from actors.graph.order import BadGraph, shown
-from transport.messages import SubmittedEvaluation, SubmittedJob
+from transport.messages import (
+    SubmittedCluster,
+    SubmittedEvaluation,
+    SubmittedJob,
+    SubmittedMember,
+)
 
 __all__ = ["BadGraph", "Submission", "read_submission"]
 
@@ -30,8 +37,7 @@ class Submission(Struct, frozen=True):
 
     jobs: list[SubmittedJob] = []
     evaluations: list[SubmittedEvaluation] = []
-    clusters: list[dict[str, Any]] = []
-    """Always empty: cluster jobs are refused so far."""
+    clusters: list[SubmittedCluster] = []
 
 
 def read_submission(data: bytes | str, source: str) -> Submission:
@@ -112,12 +118,13 @@ def _own(top: dict[str, Any]) -> Submission:
     submission = Submission(
         jobs=_entries(top, "jobs", _job),
         evaluations=_entries(top, "evaluations", _evaluation),
+        clusters=_entries(top, "clusters", _cluster),
     )
-    if top.get("clusters"):
-        raise BadGraph("field `clusters`: cluster jobs are not supported by this version")
-    if not (submission.jobs or submission.evaluations):
+    if not (submission.jobs or submission.evaluations or submission.clusters):
         raise BadGraph(f"nothing to submit: {', '.join(OWN_KEYS)} are all empty")
-    _check_ids(submission)
+    named = [(f"jobs[{i}]", job) for i, job in enumerate(submission.jobs)]
+    others = [(f"evaluations[{i}]", e) for i, e in enumerate(submission.evaluations)]
+    check_ids([*named, *others])
     return submission
 
 
@@ -141,16 +148,19 @@ def _evaluation(entry: Any, where: str) -> SubmittedEvaluation:
     return convert(entry, SubmittedEvaluation, where)
 
 
-def _check_ids(submission: Submission) -> None:
-    seen: dict[str, str] = {}
-    kinds: list[tuple[str, list[Any]]] = [
-        ("jobs", submission.jobs), ("evaluations", submission.evaluations)
-    ]  # fmt: skip
-    for key, entries in kinds:
-        for i, entry in enumerate(entries):
-            where = f"{key}[{i}]"
-            if entry.job_id is not None and seen.setdefault(entry.job_id, where) != where:
-                raise BadGraph(
-                    f"{where}: field `job_id` {shown(entry.job_id)} is also that of "
-                    f"{seen[entry.job_id]}; give each job an id of its own"
-                )
+def _cluster(entry: Any, where: str) -> SubmittedCluster:
+    if not isinstance(entry, dict):
+        return convert(entry, SubmittedCluster, where)
+    # One by one, so that an error names the member.
+    members = entry.get("members")
+    if not isinstance(members, list):
+        return convert(entry, SubmittedCluster, where)
+    read = [_member(member, f"{where}.members[{i}]") for i, member in enumerate(members)]
+    return replace(convert({**entry, "members": []}, SubmittedCluster, where), members=read)
+
+
+def _member(entry: Any, where: str) -> SubmittedMember:
+    member = convert(entry, SubmittedMember, where)
+    if isinstance(member.job, SubmittedJob) and not member.job.outputs:
+        raise BadGraph(f"{where}: field `job.outputs` is empty; name one")
+    return member

@@ -21,6 +21,7 @@ from msgspec import Struct
 from actors.graph.fields import convert, kind
 from actors.graph.order import BadGraph, shown
 from actors.graph.storepath import fixed_output_path
+from actors.nix.aterm import StoreDerivation
 from transport.messages import LongText, SubmittedJob, Text
 
 DEFAULT_STORE = "/nix/store"
@@ -80,6 +81,21 @@ def read_derivations(top: dict[str, Any]) -> list[SubmittedJob]:
                 "evaluations, clusters; give the JSON of `nix derivation show -r`"
             )
     return [_job(key, entry) for key, entry in entries.items()]
+
+
+def as_job(drv_path: str, drv: StoreDerivation) -> SubmittedJob:
+    """A `.drv` file as a build. Raises `BadGraph`."""
+    outputs = {
+        name: {"path": o.path or None, "hashAlgo": o.hash_algorithm or None, "hash": o.hash or None}
+        for name, o in drv.outputs.items()
+    }
+    return _job(
+        drv_path,
+        {
+            "outputs": outputs, "inputSrcs": drv.input_srcs, "inputDrvs": drv.input_drvs,
+            "system": drv.system, "builder": drv.builder, "args": drv.args, "env": drv.env,
+        },
+    )  # fmt: skip
 
 
 def _check_version(version: Any, where: str) -> None:

@@ -27,14 +27,15 @@ class Checked(Struct, frozen=True):
     """drv paths of inputs that are not among the jobs."""
 
 
-def check(jobs: Sequence[SubmittedJob]) -> Checked:
-    """Order `jobs`, inputs first.
+def check(jobs: Sequence[SubmittedJob], names: Sequence[str] | None = None) -> Checked:
+    """Order `jobs`, inputs first. `names` says in errors which entries they are, `jobs[0]` and so
+    on without it.
 
     Raises:
         BadGraph: a derivation or job id stands twice, a path is not absolute, an output path
             belongs to two derivations, or derivations need each other in a cycle.
     """
-    index = _index(jobs)
+    index = _index(jobs, names or [f"jobs[{i}]" for i in range(len(jobs))])
     _check_outputs(jobs)
     order, unknown = _sort(jobs, index)
     return Checked(tuple(jobs[i] for i in order), frozenset(unknown))
@@ -46,24 +47,24 @@ def shown(text: str) -> str:
     return line if len(line) <= 200 else f"{line[:200]}..."
 
 
-def _index(jobs: Sequence[SubmittedJob]) -> dict[str, int]:
+def _index(jobs: Sequence[SubmittedJob], names: Sequence[str]) -> dict[str, int]:
     index: dict[str, int] = {}
     ids: dict[str, str] = {}
     for position, job in enumerate(jobs):
         drv = job.drv_path
         if not drv.startswith("/"):
             raise BadGraph(
-                f"jobs[{position}] ({shown(drv)}): field `drv_path` must be an absolute path, "
+                f"{names[position]} ({shown(drv)}): field `drv_path` must be an absolute path, "
                 "such as /nix/store/<hash>-<name>.drv"
             )
         if index.setdefault(drv, position) != position:
             raise BadGraph(
-                f"jobs[{position}]: derivation {shown(drv)} was already given as "
-                f"jobs[{index[drv]}]; give each derivation once"
+                f"{names[position]}: derivation {shown(drv)} was already given as "
+                f"{names[index[drv]]}; give each derivation once"
             )
         if job.job_id is not None and ids.setdefault(job.job_id, drv) != drv:
             raise BadGraph(
-                f"jobs[{position}] ({shown(drv)}): field `job_id` {shown(job.job_id)} is also "
+                f"{names[position]} ({shown(drv)}): field `job_id` {shown(job.job_id)} is also "
                 f"the id of {shown(ids[job.job_id])}; give each job an id of its own"
             )
     return index

@@ -9,10 +9,9 @@ All that it does again is idempotent: a batch that committed but was not reporte
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any
 
 import trio
 
@@ -24,30 +23,39 @@ from actors.ledger.port import (
     Answer,
     Batch,
     Committed,
+    Forgotten,
     LedgerPort,
+    Offload,
     Query,
     Synced,
 )
+from actors.ledger.prune import FORGOTTEN
+
+log = logging.getLogger("headrace.ledger")
 
 BUSY_SECS = 5.0
 """How long one try of a deferred batch waits for another process's lock."""
 CHECKPOINT_SECS = 1.0
 MAX_WAL_BYTES = 16 * 2**20
 FAILED_PAUSE_SECS = 1.0
+FORGET_EVERY_SECS, FORGET_PAUSE_SECS = 600.0, 0.02
 
 
-Offload = Callable[..., Awaitable[Any]]
-"""Runs a blocking call elsewhere: in a thread, or at once in a simulation."""
+async def run_ledger(
+    port: LedgerPort, offload: Offload = trio.to_thread.run_sync, keep_secs: float = 0.0
+) -> None:
+    """Serves the port until cancelled. Jobs that ended `keep_secs` ago are forgotten; 0 = none.
 
-
-async def run_ledger(port: LedgerPort, offload: Offload = trio.to_thread.run_sync) -> None:
-    """Serves the port until cancelled. Raises `LedgerLost` in a group."""
+    Raises `LedgerLost` in a group.
+    """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
         nursery.start_soon(_admit, port, offload)
         nursery.start_soon(_answer, port, offload)
         nursery.start_soon(_checkpoint, port, offload)
+        if keep_secs:
+            nursery.start_soon(_forget, port, offload, keep_secs)
 
 
 async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
@@ -55,7 +63,7 @@ async def _commit_deferred(port: LedgerPort, offload: Offload) -> None:
         batch = await port.deferred.head()
         if batch.number > port.committed:
             try:
-                results = await offload(_apply, port, batch)
+                results = await port.deferred.offload(offload, _apply, port, batch)
             except LedgerBusy:
                 continue
             except LedgerFailed as error:
@@ -77,7 +85,7 @@ async def _sync(port: LedgerPort, offload: Offload) -> None:
         await port.unsynced.head()
         port.unsynced.done()
         number = port.committed
-        await offload(port.ledger.sync)
+        await port.unsynced.offload(offload, port.ledger.sync)
         port.deliver(Synced(number))
 
 
@@ -86,7 +94,7 @@ async def _admit(port: LedgerPort, offload: Offload) -> None:
         request = await port.admissions.head()
         answer: AdmissionTaken | AdmissionRefused
         try:
-            answer = await offload(_admit_durably, port, request)
+            answer = await port.admissions.offload(offload, _admit_durably, port, request)
         except Refused as error:
             answer = _refused(request, str(error), is_bad_input=True)
         except LedgerBusy:
@@ -126,7 +134,7 @@ async def _answer(port: LedgerPort, offload: Offload) -> None:
     while True:
         query = await port.queries.head()
         try:
-            result = await offload(_read, port, query)
+            result = await port.queries.offload(offload, _read, port, query)
         except (LedgerBusy, LedgerFailed) as error:
             answer = Answer(query.token, None, str(error))
         else:
@@ -152,6 +160,30 @@ async def _checkpoint(port: LedgerPort, offload: Offload) -> None:
                 await offload(_relieve, port)
         except (LedgerBusy, LedgerFailed):
             continue  # a reader or another server is in the way; the next round tries again
+
+
+async def _forget(port: LedgerPort, offload: Offload, keep_secs: float) -> None:
+    """Goes through all jobs at every `FORGET_EVERY_SECS`, a few at a time."""
+    while True:
+        await trio.sleep(FORGET_EVERY_SECS)
+        before = trio.current_time() + port.wall_offset() - keep_secs
+        after: int | None = 0
+        try:
+            while after is not None:
+                old, after = await offload(port.ledger.old_jobs, before, after)
+                for start in range(0, len(old), FORGOTTEN):
+                    some = old[start : start + FORGOTTEN]
+                    job_ids = await offload(_forget_some, port, some, before)
+                    if job_ids:
+                        port.deliver(Forgotten(tuple(job_ids)))
+                    await trio.sleep(FORGET_PAUSE_SECS)
+        except (LedgerBusy, LedgerFailed) as error:
+            log.warning("old jobs are not forgotten for now: %s", error)
+
+
+def _forget_some(port: LedgerPort, jobs: list[int], before: float) -> list[str]:
+    with port.lock:
+        return port.ledger.forget(jobs, before)
 
 
 def _relieve(port: LedgerPort) -> None:

@@ -22,10 +22,11 @@ from functools import partial
 
 import numpy as np
 
+from .clusters import add_clusters, members_to_run_again, refuse_knots, with_jobs
 from .connection import Connection, chunks, select_in
 from .errors import LedgerError, Refused
 from .plan import Plan, entry
-from .records import Admission, Admitted, JobRecord
+from .records import Admission, Admitted, ClusterRecord, JobRecord
 from .requeue import broken_inputs, failed_dependents, requeue
 from .rows import VISIBLE, encoded, inputs_of, known, records
 from .writes import Stamp, new_submission, submission_of
@@ -77,6 +78,7 @@ class Admitting:
         self._edges: list[np.ndarray[tuple[int, int], np.dtype[np.int64]]] = []
         self._requeued: set[int] = set()
         self._requeued_from: Counter[str] = Counter()
+        self._clusters: tuple[ClusterRecord, ...] = ()
 
     def run(self, pause: Callable[[], None]) -> Admitted:
         """Raises: Refused, LedgerBusy, LedgerFailed; nothing is visible of it then."""
@@ -252,9 +254,13 @@ class Admitting:
         held = _visible(db, self._contested)
         for seq in self._contested.keys() - held:
             self._take_over(seq, self._contested[seq])
-        again = broken_inputs(db, [*held, *self._outside_of_new()])
+        members = self._members()
+        rerun = members_to_run_again(db, {s: members[s] for s in held & members.keys()})
+        needed = inputs_of(db, rerun).numbers
+        again = rerun | broken_inputs(db, [*held, *self._outside_of_new(), *needed])
         self._requeued = again | failed_dependents(db, again)
         self._requeued_from = requeue(db, self._requeued, stamp)
+        self._add_clusters(held, stamp)
         # What runs for this submission's sake ends with it, also if it did not name it.
         db.executemany(_ADD_REQUESTER, [(self._submission, seq) for seq in again])
         if self._is_staged:
@@ -263,6 +269,30 @@ class Admitting:
                 "UPDATE submission SET state = 'accepted', accepted_at = ? WHERE seq = ?",
                 (stamp.wall, self._submission),
             )
+
+    def _members(self) -> dict[int, str]:
+        """Numbers of the builds that are members, with a label for errors."""
+        members = {m.job_id for c in self._admission.clusters for m in c.members}
+        return {
+            self._drvs[job.drv_path]: entry(index, job)
+            for index, job in enumerate(self._plan.jobs if members else ())
+            if job.drv_path is not None and job.job_id in members
+        }
+
+    def _add_clusters(self, held: set[int], stamp: Stamp) -> None:
+        """Inserts the clusters; members that the ledger held already keep their ids there."""
+        if not self._admission.clusters:
+            return
+        drafted = {seq: self._plan.jobs[self._contested[seq]].job_id for seq in held}
+        rows = select_in(self._db, "SELECT seq, id FROM job WHERE seq IN (*)", held)
+        ids = {drafted[seq]: job_id for seq, job_id in rows}
+        self._clusters = tuple(with_jobs(c, ids) for c in self._admission.clusters)
+        add_clusters(self._db, self._clusters, self._submission, stamp)
+        if self._requeued - held:
+            # Paths within the admission were looked at before it was sent.
+            of = {m.job_id: c.cluster_id for c in self._clusters for m in c.members}
+            found = select_in(self._db, "SELECT seq, id FROM job WHERE id IN (*)", of)
+            refuse_knots(self._db, {seq: of[job_id] for seq, job_id in found})
 
     def _take_over(self, seq: int, index: int) -> None:
         """Makes another submission's staged job ours, as if it had not been there."""
@@ -301,6 +331,7 @@ class Admitting:
             requeued=tuple(requeued),
             dropped_inputs=self._dropped,
             requeued_from=dict(self._requeued_from),
+            clusters=self._clusters,
         )
 
 

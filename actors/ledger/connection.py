@@ -20,26 +20,51 @@ _CHECKED_BYTES = 32 * 2**20
 _LOG_BYTES = 16 * 2**20
 # The default of 2 MiB makes a claim read pages of the busiest indexes back from the log.
 _CACHE_KIB = 32 * 2**10
+_MAGIC, _HEADER_BYTES = b"SQLite format 3\0", 100
 _IN_LIST = 500  # SQLite takes 32 766 variables, older ones 999
+
+
+class Files:
+    """How a ledger reaches its files; a simulation puts a disk of its own in its place."""
+
+    def connect(self, uri: str) -> sqlite3.Connection:
+        """Transactions begin and end where we say so."""
+        return sqlite3.connect(
+            uri,
+            timeout=OPEN_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            uri=True,
+        )
+
+    def sync_data(self, descriptor: int) -> None:
+        """Fdatasync."""
+        os.fdatasync(descriptor)
+
+    def sync_folder(self, descriptor: int) -> None:
+        """Fsync of a directory: the names in it."""
+        os.fsync(descriptor)
 
 
 class Connection:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        files: Files | None = None,
+    ) -> None:
         """Raises: LedgerFailed when the file is not there or cannot be opened."""
         self.path = path
+        self.files = files or Files()
         self._busy_timeout_s = OPEN_TIMEOUT_S
         uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
         with self.errors():
-            self.db = sqlite3.connect(
-                uri,
-                timeout=OPEN_TIMEOUT_S,
-                isolation_level=None,  # transactions begin and end where we say so
-                check_same_thread=False,
-                cached_statements=256,
-                uri=True,
-            )
+            self.db = self.files.connect(uri)
             self.db.execute("PRAGMA wal_autocheckpoint = 0")
             self.db.execute("PRAGMA synchronous = NORMAL")
             self.db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
@@ -109,12 +134,13 @@ class Connection:
         self.db.close()
 
 
-def open_writer(path: Path, *, create: bool) -> Connection:
+def open_writer(path: Path, *, create: bool, files: Files | None = None) -> Connection:
     """The write connection to a checked and migrated file in WAL mode.
 
     Raises: LedgerTooNew, LedgerCorrupt, LedgerBusy, LedgerFailed; the file is then as it was.
     """
-    connection = Connection(path, create=create)
+    _check_header(path)
+    connection = Connection(path, create=create, files=files)
     try:
         with connection.errors():
             _check(connection.db, path)
@@ -131,6 +157,37 @@ def open_writer(path: Path, *, create: bool) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def _check_header(path: Path) -> None:
+    """Refuses what SQLite would take for an empty database and write over, its log included."""
+    log, journal = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+    if _size(journal):
+        return  # a creation that was cut short; SQLite undoes it
+    size = _size(path)
+    if not size and _size(log):
+        raise LedgerCorrupt(
+            f"{path}: the ledger is gone or empty, but not its log {log.name}: restore both from a"
+            " backup, or move the log away to begin a new ledger"
+        )
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError:
+        return  # not there yet, or SQLite says why it cannot be read
+    if size and (len(header) < _HEADER_BYTES or not header.startswith(_MAGIC)):
+        raise LedgerCorrupt(
+            f"{path}: not a usable ledger (file is not a database); move it away or restore a"
+            " backup"
+        )
+
+
+def _size(path: Path) -> int:
+    """Bytes, 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _check(db: sqlite3.Connection, path: Path) -> None:
@@ -173,7 +230,8 @@ class Log:
     closing it here cannot drop them (POSIX locks of a process go with any descriptor closed).
     """
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, files: Files) -> None:
+        self._files = files
         self._path = database.with_name(database.name + "-wal")
         self._lock = threading.Lock()
         self._fd: int | None = None
@@ -188,7 +246,7 @@ class Log:
         with self._lock:
             if self._failure is None:
                 try:
-                    os.fdatasync(self._descriptor())
+                    self._files.sync_data(self._descriptor())
                 except OSError as error:
                     self._failure = f"{self._path}: cannot be made durable: {error.strerror}"
             if self._failure is not None:
@@ -206,17 +264,14 @@ class Log:
         # The names of the log and, when it is new, of the database.
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(directory)
+            self._files.sync_folder(directory)
         finally:
             os.close(directory)
         return self._fd
 
     def size(self) -> int:
         """Bytes, 0 when there is none."""
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return _size(self._path)
 
     def close(self) -> None:
         with self._lock:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import trio
 from msgspec import Struct
 
+from actors.hangs import Inlet
 from actors.ledger.errors import LedgerBusy, LedgerFailed
 from actors.ledger.records import Admission, Admitted, JobInfo, JobRecord, Write
 from actors.ledger.sqlite import SqliteLedger
@@ -26,6 +27,10 @@ MAX_DEFERRED = 1_000
 """Batches that wait for the ledger thread; from there on dispatch reads no more reports."""
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+Offload = Callable[..., Awaitable[Any]]
+"""Runs a blocking call elsewhere: in a thread, or at once in a simulation."""
 
 
 class Batch(Struct, frozen=True):
@@ -111,6 +116,12 @@ class AdmissionRefused(Struct, frozen=True):
     """Whether the sender must change something, or may just try again."""
 
 
+class Forgotten(Struct, frozen=True):
+    """Jobs that ended long ago are not in the ledger any more."""
+
+    job_ids: tuple[str, ...]
+
+
 class Answer(Struct, frozen=True):
     """The result of a query."""
 
@@ -119,7 +130,9 @@ class Answer(Struct, frozen=True):
     error: str | None = None
 
 
-LedgerEvent = Committed | CommitFailed | Synced | AdmissionTaken | AdmissionRefused | Answer
+LedgerEvent = (
+    Committed | CommitFailed | Synced | AdmissionTaken | AdmissionRefused | Forgotten | Answer
+)
 
 
 class Waiting(Generic[T]):
@@ -128,6 +141,10 @@ class Waiting(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self.items: deque[T] = deque()
+        self.taken = 0
+        """Grows with every look of the consumer and every item it is done with."""
+        self.in_thread = False
+        """The consumer waits for a thread, which ends when it ends."""
         self._limit = limit
         self._lot = trio.lowlevel.ParkingLot()
 
@@ -146,11 +163,30 @@ class Waiting(Generic[T]):
         """The first item, which stays; one consumer at a time."""
         while not self.items:
             await self._lot.park()
+            self.taken += 1
         return self.items[0]
 
     def done(self) -> None:
         """The head was handled."""
+        self.taken += 1
         self.items.popleft()
+
+    def nudge(self) -> None:
+        """Lets a consumer that waits for an item look again: a sign of life in `taken`."""
+        self._lot.unpark()
+
+    async def offload(self, offload: Offload, function: Callable[..., R], *arguments: Any) -> R:
+        """Runs the consumer's blocking call elsewhere."""
+        self.in_thread = True
+        try:
+            result: R = await offload(function, *arguments)
+        finally:
+            self.in_thread = False
+        return result
+
+    def inlet(self, name: str) -> Inlet:
+        """What supervision sees of it."""
+        return Inlet(name, lambda: self.taken, self.nudge, lambda: self.in_thread)
 
 
 class LedgerPort:
@@ -174,6 +210,16 @@ class LedgerPort:
         """A deferred batch failed and dispatch does not know yet: nothing newer may go in."""
         self.committed = 0
         """Number of the newest batch that is in."""
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What the ledger actor takes from."""
+        return (
+            self.deferred.inlet("deferred commits"),
+            self.admissions.inlet("submissions"),
+            self.queries.inlet("queries"),
+            self.unsynced.inlet("unsynced commits"),
+        )
 
     @property
     def is_behind(self) -> bool:

@@ -14,15 +14,21 @@ from msgspec.structs import replace
 
 from transport.codec import decode_value
 
+from . import clusters
 from .connection import Connection, select_in
+from .prune import old_jobs
 from .records import (
     TERMINAL,
     AddMetric,
     AddPrefetch,
     ClaimRecord,
+    ClusterRecord,
+    EvalOutcome,
+    EvalTarget,
     ForeignChanges,
     JobInfo,
     JobRecord,
+    PastAttempt,
     PastClaim,
     PastWait,
     SeenWorker,
@@ -30,7 +36,9 @@ from .records import (
 from .rows import JOB_COLUMNS, VISIBLE, inputs_of, job_record, known, records
 
 _PAGE = """
-SELECT j.id, j.kind, j.status, j.name, c.worker, c.id, j.attempts, j.error, j.drv_path
+SELECT j.id, j.kind, j.status, j.name, c.worker, c.id, j.attempts, j.error, j.drv_path,
+    (SELECT m.cluster FROM cluster_member m JOIN cluster_job k ON k.id = m.cluster
+        WHERE m.job = j.id ORDER BY k.created_at DESC, k.id DESC LIMIT 1)
 FROM job j LEFT JOIN dispatched_job c ON c.id = (
     SELECT d.id FROM dispatched_job d WHERE d.job = j.id
     ORDER BY d.claimed_at DESC, d.id DESC LIMIT 1)
@@ -73,7 +81,8 @@ WHERE s.server IN (SELECT seq FROM server WHERE id <> ?) AND s.accepted_at >= ?
 """
 
 _CLAIMS = """
-SELECT id, job, worker, session, server, claimed_at - ?, closed_at - ?, outcome, error, score
+SELECT id, job, worker, session, server, claimed_at - ?, cluster_attempt, closed_at - ?, outcome,
+    error, score
 FROM dispatched_job WHERE job = ? ORDER BY claimed_at, id
 """
 
@@ -105,6 +114,22 @@ WHERE d.claimed_at >= ? AND j.kind = 'build' AND j.ready_at IS NOT NULL
 ORDER BY d.claimed_at, d.id
 """
 
+_TARGETS = """
+SELECT t.attribute, t.drv_path, j.id, j.status, b.payload
+FROM job e JOIN eval_target t ON t.job = e.seq
+LEFT JOIN drv d ON d.path = t.drv_path LEFT JOIN job j ON j.seq = d.seq
+LEFT JOIN job_body b ON b.job = j.seq
+WHERE e.id = ? ORDER BY t.attribute
+"""
+_BUILDS = """
+SELECT j.status, count(*) FROM submission s JOIN requester r ON r.submission = s.seq
+JOIN job j ON j.seq = r.job WHERE s.requester = ? GROUP BY j.status
+"""
+_FAILED = """
+SELECT j.id, j.name, j.status, j.error FROM submission s JOIN requester r ON r.submission = s.seq
+JOIN job j ON j.seq = r.job WHERE s.requester = ? AND j.status IN ('Failed', 'TimedOut')
+ORDER BY j.ended_at LIMIT 20
+"""
 _PREFETCHES = "SELECT paths, secs FROM prefetch ORDER BY seq"
 
 
@@ -191,20 +216,49 @@ class Reads:
             return counts(db)
 
     def ended_among(self, job_ids: Collection[str]) -> tuple[list[str], list[str], list[str]]:
-        """Of these jobs, those that ended; of them, those that ended other than `Completed`;
-        and those that the ledger does not hold. Each in the order given."""
+        """Of these jobs, those that ended; of them, those that ended other than `Completed`, less
+        the companions that a completed cluster stopped; and those that the ledger does not hold.
+        Each in the order given."""
         sql = f"SELECT j.id, j.status FROM job j WHERE j.id IN (*) AND {VISIBLE}"
+        companion = f"SELECT j.id FROM job j WHERE j.id IN (*) AND {clusters.COMPANION}"
         with self.snapshot() as db:
             status = dict(select_in(db, sql, job_ids))
-        ended = [job_id for job_id in job_ids if status.get(job_id) in TERMINAL]
-        failed = [job_id for job_id in ended if status[job_id] != "Completed"]
+            ended = [job_id for job_id in job_ids if status.get(job_id) in TERMINAL]
+            failed = [job_id for job_id in ended if status[job_id] != "Completed"]
+            companions = {row[0] for row in select_in(db, companion, failed)}
+        failed = [job_id for job_id in failed if job_id not in companions]
         return ended, failed, [job_id for job_id in job_ids if job_id not in status]
+
+    def companions(self) -> int:
+        """How many jobs ended `Aborted` because their cluster had completed without them."""
+        sql = f"SELECT count(*) FROM job j WHERE {clusters.COMPANION} AND {VISIBLE}"
+        with self.snapshot() as db:
+            count: int = db.execute(sql).fetchone()[0]
+            return count
 
     def claims_of(self, job_id: str, wall_offset: float) -> list[PastClaim]:
         """Every claim of a job, oldest first."""
         with self.snapshot() as db:
             rows = db.execute(_CLAIMS, (wall_offset, wall_offset, job_id))
-            return [PastClaim(ClaimRecord(*row[:6]), *row[6:]) for row in rows]
+            return [PastClaim(ClaimRecord(*row[:7]), *row[7:]) for row in rows]
+
+    def outcome_of(self, job_id: str) -> EvalOutcome | None:
+        """What an evaluation said and was asked for, and how its builds went; None for a job that
+        is not there."""
+        with self.snapshot() as db:
+            sql = "SELECT kind, status, error FROM job WHERE id = ?"
+            row = db.execute(sql, (job_id,)).fetchone()
+            targets = db.execute(_TARGETS, (job_id,)).fetchall()
+            builds = dict(db.execute(_BUILDS, (job_id,)).fetchall())
+            failed = db.execute(_FAILED, (job_id,)).fetchall()
+        if row is None:
+            return None
+        kind, status, error = row
+        warnings, errors = self.messages_of(job_id)
+        return EvalOutcome(
+            kind, status, error, tuple(warnings), tuple(errors),
+            tuple(EvalTarget(*target) for target in targets), builds, tuple(failed),
+        )  # fmt: skip
 
     def messages_of(self, job_id: str) -> tuple[list[str], list[str]]:
         """Warnings and errors of an evaluation, in the order reported."""
@@ -265,7 +319,13 @@ class Reads:
             row = db.execute(sql, (job_id,)).fetchone()
             claims = db.execute(_CLAIMS, (0.0, 0.0, job_id)).fetchall()
         info = None if row is None else JobInfo(*row)
-        return info, [PastClaim(ClaimRecord(*claim[:6]), *claim[6:]) for claim in claims]
+        return info, [PastClaim(ClaimRecord(*claim[:7]), *claim[7:]) for claim in claims]
+
+    def old_jobs(self, before: float, after: int) -> tuple[list[int], int | None]:
+        """Keys of jobs that ended before a wall-clock time, of those next after a key; and where
+        to go on, None at the end."""
+        with self.snapshot() as db:
+            return old_jobs(db, before, after)
 
     def foreign_changes(self, since_wall: float, wall_offset: float) -> ForeignChanges:
         """Jobs that other servers brought or changed since a wall-clock time, as they are now.
@@ -277,7 +337,33 @@ class Reads:
             seqs = [row[0] for row in db.execute(_FOREIGN, (self.server, since_wall) * 2)]
             changed = records(db, seqs, wall_offset)
             inputs = known(db, inputs_of(db, seqs).numbers)
-            return ForeignChanges(tuple(changed), {path: state for _, path, state in inputs})
+            return ForeignChanges(
+                tuple(changed),
+                {path: state for _, path, state in inputs},
+                clusters.changed_clusters(db, self.server, since_wall, wall_offset),
+            )
+
+    def clusters_page(
+        self, status: str | None, after: str | None, limit: int
+    ) -> tuple[ClusterRecord, ...]:
+        """At most `limit` clusters (of one status) whose ids follow `after`, in id order; times
+        are the wall clock's."""
+        with self.snapshot() as db:
+            return clusters.cluster_page(db, status, after, limit)
+
+    def find_cluster(self, target: str, limit: int) -> list[str]:
+        """Ids of the clusters that `target` can mean: that of this id, else those whose id begins
+        with it."""
+        with self.snapshot() as db:
+            return clusters.clusters_named(db, target, limit)
+
+    def cluster(
+        self, cluster_id: str, limit: int
+    ) -> tuple[ClusterRecord, dict[str, tuple[str, str]], list[PastAttempt]] | None:
+        """A cluster, status and name of each member's job, and its newest `limit` attempts,
+        oldest first; wall-clock times. None for an unknown one."""
+        with self.snapshot() as db:
+            return clusters.cluster_history(db, cluster_id, limit)
 
     def close(self) -> None:
         with self._lock:

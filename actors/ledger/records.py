@@ -31,6 +31,9 @@ Outcome = Literal[
     "Declined", "Unanswered", "Undeliverable", "Abandoned",
 ]  # fmt: skip
 
+ClusterStatus = Literal["Queued", "Running", "Completed", "Failed", "Aborted"]
+AttemptOutcome = Literal["Succeeded", "Failed", "PrepareFailed", "Aborted"]
+
 KEPT_PREFETCHES = 1_000
 
 
@@ -59,6 +62,8 @@ class JobRecord(Struct, frozen=True):
     """When the last dependency finished; none while it cannot start."""
     retry_at: float | None = None
     error: str | None = None
+    cluster: str | None = None
+    """The cluster that it is a member of; none once that has ended."""
 
 
 class ClaimRecord(Struct, frozen=True):
@@ -70,6 +75,57 @@ class ClaimRecord(Struct, frozen=True):
     session: str
     server: str
     claimed_at: float
+    attempt: str | None = None
+    """Of a cluster member."""
+
+
+class MemberRecord(Struct, frozen=True):
+    """One member of a cluster."""
+
+    job_id: str
+    role: str
+    index: int
+    """0.. within the role."""
+    primary: bool = False
+    pin: str | None = None
+    """The worker that it must sit on."""
+
+
+class ClusterRecord(Struct, frozen=True):
+    """One cluster as the ledger keeps it."""
+
+    cluster_id: str
+    project: str
+    status: ClusterStatus
+    members: tuple[MemberRecord, ...]
+    same_zone: bool = False
+    retry_budget: int = 0
+    attempts: int = 0
+    prioritized: bool = False
+    created_at: float = 0.0
+    ended_at: float | None = None
+    tried_at: float | None = None
+    """When its newest closed attempt was closed."""
+
+
+class Reported(Struct, frozen=True):
+    """A member of an attempt whose claim is closed while the attempt is open."""
+
+    job_id: str
+    outcome: Outcome
+    error: str | None
+
+
+class AttemptRecord(Struct, frozen=True):
+    """One open attempt; its other members have open claims that bear its id."""
+
+    attempt_id: str
+    cluster_id: str
+    server: str
+    created_at: float
+    started_at: float | None
+    reported: tuple[Reported, ...] = ()
+    """In the order in which they were closed."""
 
 
 # -- writes: one transaction takes a sequence of them, in order -----------------------------
@@ -82,6 +138,43 @@ class OpenClaim(Struct, frozen=True):
     claim: ClaimRecord
     score: bytes | None = None
     """CBOR of the score breakdown."""
+
+
+class OpenAttempt(Struct, frozen=True):
+    """Opens an attempt of a `Queued` cluster with the claims of all its members, or does nothing:
+    won if all rows went in."""
+
+    attempt_id: str
+    cluster_id: str
+    server: str
+    created_at: float
+    claims: tuple[OpenClaim, ...]
+
+
+class StartAttempt(Struct, frozen=True):
+    """Every member accepted: the attempt is started and its cluster `Running`, unless the attempt
+    is closed."""
+
+    attempt_id: str
+    cluster_id: str
+    at: float
+
+
+class CloseAttempt(Struct, frozen=True):
+    """Closes an open attempt; one that is closed already keeps its outcome."""
+
+    attempt_id: str
+    at: float
+    outcome: AttemptOutcome
+
+
+class SetCluster(Struct, frozen=True):
+    """Sets the mutable columns of a cluster. A terminal status also sets its end time."""
+
+    cluster_id: str
+    status: ClusterStatus
+    at: float
+    retry_budget: int
 
 
 class CloseClaim(Struct, frozen=True):
@@ -171,16 +264,19 @@ class SeeWorker(Struct, frozen=True):
 
 
 class AddMessages(Struct, frozen=True):
-    """Warnings and errors that an evaluation reported."""
+    """Warnings and errors that an evaluation reported, and what it was asked for."""
 
     job_id: str
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
+    targets: tuple[tuple[str, str], ...] = ()
+    """(attribute, drv path)."""
 
 
 Write = (
     OpenClaim | CloseClaim | SetJob | SetPriority | SetCordon | AddRequester | DropRequester
-    | SetSizes | AddMetric | AddPrefetch | SeeWorker | AddMessages
+    | SetSizes | AddMetric | AddPrefetch | SeeWorker | AddMessages | OpenAttempt | StartAttempt
+    | CloseAttempt | SetCluster
 )  # fmt: skip
 
 
@@ -198,6 +294,8 @@ class Admission(Struct, frozen=True):
     unknown_inputs: Literal["refuse", "later", "built"] = "refuse"
     """An input that is neither here nor in the ledger: refuse all, expect it in a later
     admission, or take it as built (the edge is dropped)."""
+    clusters: tuple[ClusterRecord, ...] = ()
+    """`Queued`; their members are among the jobs."""
 
 
 class Known(Struct, frozen=True):
@@ -217,11 +315,28 @@ class Admitted(Struct, frozen=True):
     all their inputs, as it stands after the admission (a requeued one is `Created`)."""
     requeued: tuple[JobRecord, ...]
     """Jobs that had ended other than `Completed`: those submitted again, and those that had
-    become `DependencyFailed` for their sake; now `Created` with attempts and losses 0."""
+    become `DependencyFailed` for their sake; and members of its clusters that had ended, however.
+    Now `Created` with attempts and losses 0."""
     dropped_inputs: frozenset[str]
     """Inputs taken as built."""
     requeued_from: dict[str, int] = {}
     """How many of `requeued` had which status before."""
+    clusters: tuple[ClusterRecord, ...] = ()
+    """Those of the admission, with the ids that their members have in the ledger."""
+
+
+class Rebuild(Struct, frozen=True):
+    """What is built again because a job cannot get it anywhere."""
+
+    job_id: str
+    """The job that waits for it."""
+    requeued: tuple[JobRecord, ...] = ()
+    """Jobs that were `Completed` and are `Created` now, attempts and losses 0. If there are any,
+    the job that waits for them is `Created` too."""
+    known: dict[str, Known] = {}
+    """By drv path: the inputs of these jobs."""
+    requesters: tuple[str, ...] = ()
+    """Who wants the job, and with it these."""
 
 
 class PastWait(Struct, frozen=True):
@@ -269,6 +384,16 @@ class Snapshot(Struct, frozen=True):
     workers: tuple[SeenWorker, ...] = ()
     prefetches: tuple[AddPrefetch, ...] = ()
     """The newest, oldest first."""
+    clusters: tuple[ClusterRecord, ...] = ()
+    """Every cluster that has not ended, and the newest of those that have."""
+    attempts: tuple[AttemptRecord, ...] = ()
+
+
+class Adopted(Struct, frozen=True):
+    """What dead servers had open, now this server's."""
+
+    claims: tuple[ClaimRecord, ...]
+    attempts: tuple[AttemptRecord, ...]
 
 
 class ForeignChanges(Struct, frozen=True):
@@ -278,6 +403,33 @@ class ForeignChanges(Struct, frozen=True):
     """In id order, as they are now."""
     inputs: dict[str, Known]
     """By drv path: the inputs of these jobs."""
+    clusters: tuple[ClusterRecord, ...] = ()
+    """Those that they brought or changed."""
+
+
+class EvalTarget(Struct, frozen=True):
+    """What an evaluation was asked for; without a job while nobody reported the derivation."""
+
+    attribute: str
+    drv_path: str
+    job_id: str | None
+    status: str | None
+    payload: bytes | None
+
+
+class EvalOutcome(Struct, frozen=True):
+    """What became of an evaluation."""
+
+    kind: str
+    status: str
+    error: str | None
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+    targets: tuple[EvalTarget, ...]
+    builds: dict[str, int]
+    """How many of its builds have which status."""
+    failed: tuple[tuple[str, str, str, str | None], ...]
+    """Id, name, status and error of its first builds that failed themselves."""
 
 
 class JobInfo(Struct, frozen=True):
@@ -293,6 +445,8 @@ class JobInfo(Struct, frozen=True):
     attempts: int
     error: str | None
     drv_path: str | None
+    cluster: str | None = None
+    """The newest cluster that it is or was a member of."""
 
 
 class PastClaim(Struct, frozen=True):
@@ -304,3 +458,14 @@ class PastClaim(Struct, frozen=True):
     error: str | None
     score: bytes | None
     """CBOR of the score breakdown."""
+
+
+class PastAttempt(Struct, frozen=True):
+    """A row of `cluster_attempt`, with the seats that its members had."""
+
+    attempt_id: str
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    outcome: AttemptOutcome | None
+    seats: tuple[PastClaim, ...]

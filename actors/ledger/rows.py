@@ -18,7 +18,9 @@ VISIBLE = "j.submission NOT IN (SELECT seq FROM submission WHERE state = 'stagin
 
 JOB_COLUMNS = """
 SELECT j.seq, j.id, j.kind, j.project, j.name, j.status, j.drv_path, b.outputs, b.payload,
-    j.prioritized, j.interactive, j.attempts, j.losses, j.ready_at, j.retry_at, j.error
+    j.prioritized, j.interactive, j.attempts, j.losses, j.ready_at, j.retry_at, j.error,
+    (SELECT k.id FROM cluster_member m JOIN cluster_job k ON k.id = m.cluster
+        WHERE m.job = j.id AND k.ended_at IS NULL)
 FROM job j JOIN job_body b ON b.job = j.seq
 """
 
@@ -59,6 +61,7 @@ def job_record(row: tuple[Any, ...], inputs: tuple[str, ...], offset: float) -> 
         ready_at=earlier(row[13], offset),
         retry_at=earlier(row[14], offset),
         error=row[15],
+        cluster=row[16],
     )
 
 

@@ -216,7 +216,69 @@ _V3 = (
     )""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3)
+_V4 = (
+    # A metric outlives its claim: scoring reads 90 days of them.
+    "ALTER TABLE build_metric RENAME TO build_metric_v3",
+    """CREATE TABLE build_metric (
+        assignment TEXT PRIMARY KEY NOT NULL,
+        package TEXT NOT NULL,
+        system TEXT NOT NULL,
+        at REAL NOT NULL,
+        wall_time_ms INTEGER,
+        cpu_time_ms INTEGER,
+        peak_ram_mb INTEGER,
+        output_nar_size INTEGER,
+        oom INTEGER NOT NULL,
+        contention REAL NOT NULL,
+        core_score REAL
+    )""",
+    "INSERT INTO build_metric SELECT * FROM build_metric_v3",
+    "DROP TABLE build_metric_v3",
+    "CREATE INDEX build_metric_package ON build_metric (package, system, at)",
+    "CREATE INDEX build_metric_at ON build_metric (system, at)",
+    # What is too old to be read is deleted.
+    "CREATE INDEX build_metric_age ON build_metric (at)",
+)
+
+_V5 = (
+    """CREATE TABLE eval_target (
+        job INTEGER NOT NULL REFERENCES job (seq),
+        attribute TEXT NOT NULL,
+        drv_path TEXT NOT NULL,
+        PRIMARY KEY (job, attribute)
+    ) WITHOUT ROWID""",
+)
+
+_V6 = (
+    # A job may be submitted again in another cluster once the first has ended.
+    "ALTER TABLE cluster_member RENAME TO cluster_member_v5",
+    """CREATE TABLE cluster_member (
+        cluster TEXT NOT NULL REFERENCES cluster_job (id),
+        role TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        job TEXT NOT NULL REFERENCES job (id),
+        is_primary INTEGER NOT NULL,
+        pin TEXT,
+        PRIMARY KEY (cluster, role, number)
+    ) WITHOUT ROWID""",
+    """INSERT INTO cluster_member (cluster, role, number, job, is_primary, pin)
+        SELECT cluster, role, number, job, is_primary, pin FROM cluster_member_v5""",
+    "DROP TABLE cluster_member_v5",
+    # Whether a job is a member of an open cluster, read with every job.
+    "CREATE INDEX cluster_member_job ON cluster_member (job)",
+    "ALTER TABLE cluster_job ADD COLUMN changed_at REAL NOT NULL DEFAULT 0",
+    "ALTER TABLE cluster_job ADD COLUMN changed_by INTEGER REFERENCES server (seq)",
+    # Read by the other servers at their tick.
+    "CREATE INDEX cluster_job_changed ON cluster_job (changed_by, changed_at)",
+    # Read by a starting server.
+    "CREATE INDEX cluster_job_ended ON cluster_job (ended_at)",
+    "CREATE INDEX cluster_attempt_history ON cluster_attempt (cluster, created_at)",
+    # The seats of an attempt; single claims are not in it.
+    """CREATE INDEX dispatched_job_attempt ON dispatched_job (cluster_attempt)
+        WHERE cluster_attempt IS NOT NULL""",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
 
 
 def version_of(db: sqlite3.Connection) -> int:

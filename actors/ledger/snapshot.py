@@ -8,21 +8,26 @@ import sqlite3
 
 from msgspec.structs import replace
 
+from . import clusters
 from .queries import counts, sizes
 from .records import TERMINAL, ClaimRecord, JobRecord, Known, Snapshot
 from .rows import JOB_COLUMNS, VISIBLE, Inputs, job_record, known
 from .writes import Stamp
 
 _OPEN_STATUSES = ("Created", "Queued", "Building", "Evaluating")
+_ENDED_CLUSTERS = 100
 _IS_OPEN = f"j.status IN {_OPEN_STATUSES} AND {VISIBLE}"
 
-# An evaluation that is `Building` finished its claim and waits for its builds; any other job
-# in these states has an open claim, or its server died between closing it and saying what
-# became of the job.
+# An evaluation that is `Building` finished its claim and waits for its builds, a member of an
+# open attempt may have reported and wait for the others; any other job in these states has an
+# open claim, or its server died between closing it and saying what became of the job.
 _ORPHANS = """
 SELECT j.seq FROM job j
 WHERE (j.status = 'Evaluating' OR j.status = 'Building' AND j.kind = 'build')
 AND NOT EXISTS (SELECT 1 FROM dispatched_job c WHERE c.job = j.id AND c.closed_at IS NULL)
+AND NOT EXISTS (
+    SELECT 1 FROM cluster_member m JOIN cluster_attempt a ON a.cluster = m.cluster
+    WHERE m.job = j.id AND a.finished_at IS NULL)
 """
 
 _FAILED_CHILDREN = f"""
@@ -84,13 +89,18 @@ def read_snapshot(db: sqlite3.Connection, offset: float) -> Snapshot:
         sizes=sizes(db, outputs),
         counts={status: n for status, n in tally.items() if n},
         cordons=dict(db.execute("SELECT worker, reason FROM cordon").fetchall()),
+        clusters=(
+            *clusters.unended(db, offset),
+            *reversed(clusters.ended(db, _ENDED_CLUSTERS, offset)),
+        ),
+        attempts=clusters.open_attempts(db, offset),
     )
 
 
 def _open_claims(db: sqlite3.Connection, offset: float) -> tuple[ClaimRecord, ...]:
     rows = db.execute(
-        "SELECT id, job, worker, session, server, claimed_at - ? FROM dispatched_job"
-        " WHERE closed_at IS NULL ORDER BY claimed_at, id",
+        "SELECT id, job, worker, session, server, claimed_at - ?, cluster_attempt"
+        " FROM dispatched_job WHERE closed_at IS NULL ORDER BY claimed_at, id",
         (offset,),
     )
     return tuple([ClaimRecord(*row) for row in rows])

@@ -11,23 +11,30 @@ from typing import Self
 from msgspec.structs import replace
 
 from .admission import Admitting, discard
-from .connection import Connection, Log, open_writer
+from .clusters import open_attempts
+from .connection import Connection, Files, Log, open_writer
+from .errors import LedgerError
+from .prune import HISTORY_SECS, forget, forget_metrics
 from .queries import Reads
-from .records import Admission, Admitted, ClaimRecord, Snapshot, Write
+from .rebuild import rebuild
+from .records import Admission, Admitted, Adopted, ClaimRecord, Rebuild, Snapshot, Write
 from .snapshot import has_orphans, read_snapshot, requeue_orphans
 from .writes import Stamp, perform
 
 CHUNK_ROWS = 2_000
 """About how many rows one transaction of a large admission writes: a few milliseconds."""
-_HISTORY_SECS, _WEEK_SECS, _HOUR_SECS = 90 * 86_400.0, 7 * 86_400.0, 3_600.0
+_WEEK_SECS, _HOUR_SECS = 7 * 86_400.0, 3_600.0
 _BUILDS_PER_PACKAGE = 20
 _MAX_EVALUATIONS, _MAX_WAITS, _MAX_WORKERS = 20_000, 50_000, 1_000
 _ADOPT = """
 UPDATE dispatched_job SET server = ?1 WHERE server = ?2 AND closed_at IS NULL
-RETURNING id, job, worker, session, server, claimed_at - ?3
+RETURNING id, job, worker, session, server, claimed_at - ?3, cluster_attempt
 """
+_ADOPT_ATTEMPTS = """
+UPDATE cluster_attempt SET server = ? WHERE server = ? AND finished_at IS NULL"""
 # The loop's commits wait meanwhile, and it can be tried again a second later.
 _RELIEVE_TIMEOUT_S = 0.1
+_PROBE_TIMEOUT_S = 2.0
 
 
 def _no_pause() -> None:
@@ -37,7 +44,7 @@ def _no_pause() -> None:
 class SqliteLedger(Reads):
     """A server's access to its ledger. Synchronous; three groups of methods:
 
-    - `apply`, `admit`, `recover`, `load`, `relieve` and `data_version` use the one write
+    - `apply`, `admit`, `recover`, `load`, `relieve`, `probe` and `data_version` use the one write
       connection: one caller at a time, from whatever thread.
     - The reads (see `Reads`) have a connection of their own and take turns on it: from any
       thread, also while another writes.
@@ -62,7 +69,7 @@ class SqliteLedger(Reads):
         super().__init__(reader, server)
         self._writer = writer
         self._checkpointer = checkpointer
-        self._log = Log(writer.path)
+        self._log = Log(writer.path, writer.files)
         self._wall = wall
         now = wall()
         with writer.transaction() as db:
@@ -80,6 +87,7 @@ class SqliteLedger(Reads):
         *,
         create: bool = True,
         wall: Callable[[], float] = time.time,
+        files: Files | None = None,
     ) -> Self:
         """Opens, and if need be creates or migrates, the ledger of the server with this id.
 
@@ -87,11 +95,11 @@ class SqliteLedger(Reads):
         by the first two.
         """
         with contextlib.ExitStack() as opened:
-            writer = open_writer(path, create=create)
+            writer = open_writer(path, create=create, files=files)
             opened.callback(writer.close)
-            reader = Connection(path, read_only=True)
+            reader = Connection(path, read_only=True, files=files)
             opened.callback(reader.close)
-            checkpointer = Connection(path)
+            checkpointer = Connection(path, files=files)
             opened.callback(checkpointer.close)
             ledger = cls(writer, reader, checkpointer, server, wall)
             opened.pop_all()
@@ -172,28 +180,37 @@ class SqliteLedger(Reads):
             snapshot = read_snapshot(db, wall_offset)
         # What only helps to choose may be of a slightly later state.
         now = self._wall() - wall_offset
-        builds = self.metrics(now - _HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
+        builds = self.metrics(now - HISTORY_SECS, _BUILDS_PER_PACKAGE, wall_offset)
         evaluations = self.evaluations(now - _WEEK_SECS, _MAX_EVALUATIONS, wall_offset)
         return replace(
             snapshot,
             metrics=(*builds, *evaluations),
             waits=tuple(self.waits(now - _HOUR_SECS, _MAX_WAITS, wall_offset)),
-            workers=tuple(self.workers(now - _HISTORY_SECS, _MAX_WORKERS, wall_offset)),
+            workers=tuple(self.workers(now - HISTORY_SECS, _MAX_WORKERS, wall_offset)),
             prefetches=tuple(self.prefetches()),
         )
 
-    def adopt(self, dead: Collection[str], wall_offset: float) -> list[ClaimRecord]:
-        """Takes over the open claims of dead servers; whoever asks first gets them.
+    def adopt(self, dead: Collection[str], wall_offset: float) -> Adopted:
+        """Takes over the open claims and attempts of dead servers; whoever asks first gets them.
 
         What such a server had staged and not finished is deleted.
         """
         self.recover(dead)
-        adopted: list[ClaimRecord] = []
+        claims: list[ClaimRecord] = []
         with self._writer.transaction() as db:
+            attempts = [a for a in open_attempts(db, wall_offset) if a.server in dead]
             for server in dead:
                 rows = db.execute(_ADOPT, (self.server, server, wall_offset)).fetchall()
-                adopted += [ClaimRecord(*row) for row in rows]
-        return adopted
+                claims += [ClaimRecord(*row) for row in rows]
+                db.execute(_ADOPT_ATTEMPTS, (self.server, server))
+        return Adopted(tuple(claims), tuple(attempts))
+
+    def forget(self, jobs: Collection[int], before: float) -> list[str]:
+        """Deletes those of the jobs (keys of `old_jobs`) that ended before a wall-clock time and
+        that nobody needs, and some metrics that are too old; returns the jobs' ids."""
+        with self._writer.transaction() as db:
+            forget_metrics(db, self._wall())
+            return forget(db, jobs, before)
 
     def relieve(self) -> int:
         """Empties the log and returns its size in bytes, 0 unless a reader or another server was
@@ -203,11 +220,28 @@ class SqliteLedger(Reads):
             self._writer.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         # The first commit into an empty log waits for an fsync of the log's header: not the
         # loop's next claim.
-        with self._writer.transaction(_RELIEVE_TIMEOUT_S) as db:
+        self._touch(_RELIEVE_TIMEOUT_S)
+        return self.wal_bytes()
+
+    def probe(self) -> str | None:
+        """Why the ledger takes no writes, none if it does: makes one, durably."""
+        try:
+            self._touch(_PROBE_TIMEOUT_S)
+            self.sync()
+        except LedgerError as error:
+            return str(error)
+        return None
+
+    def _touch(self, busy_timeout_s: float) -> None:
+        with self._writer.transaction(busy_timeout_s) as db:
             db.execute(
                 "UPDATE server SET logged_at = ? WHERE seq = ?", (self._wall(), self._server_seq)
             )
-        return self.wal_bytes()
+
+    def rebuild(self, job_id: str, missing: Sequence[str]) -> Rebuild:
+        """Queues again what made the `missing` paths among the inputs of a queued job."""
+        with self._writer.transaction() as db:
+            return rebuild(db, job_id, missing, self._stamp(0.0))
 
     def data_version(self) -> int:
         """Changes when another server wrote; own writes leave it as it is."""

@@ -16,20 +16,24 @@ from .records import (
     AddMetric,
     AddPrefetch,
     AddRequester,
+    CloseAttempt,
     CloseClaim,
     DropRequester,
+    OpenAttempt,
     OpenClaim,
     SeeWorker,
+    SetCluster,
     SetCordon,
     SetJob,
     SetPriority,
     SetSizes,
+    StartAttempt,
     Write,
 )
 
 _OPEN = """
-INSERT INTO dispatched_job (id, job, worker, session, server, claimed_at, score)
-SELECT ?, id, ?, ?, ?, ?, ? FROM job WHERE id = ? AND status = 'Queued'
+INSERT INTO dispatched_job (id, job, worker, session, server, claimed_at, score, cluster_attempt)
+SELECT ?, id, ?, ?, ?, ?, ?, ? FROM job WHERE id = ? AND status = 'Queued'
 ON CONFLICT DO NOTHING"""
 _CLAIMED = """
 UPDATE job SET status = CASE kind WHEN 'eval' THEN 'Evaluating' ELSE 'Building' END,
@@ -37,6 +41,21 @@ UPDATE job SET status = CASE kind WHEN 'eval' THEN 'Evaluating' ELSE 'Building' 
 _CLOSE = """
 UPDATE dispatched_job SET closed_at = ?, outcome = ?, error = ?
 WHERE id = ? AND closed_at IS NULL"""
+_OPEN_ATTEMPT = """
+INSERT INTO cluster_attempt (id, cluster, server, created_at)
+SELECT ?, id, ?, ? FROM cluster_job WHERE id = ? AND status = 'Queued' ON CONFLICT DO NOTHING"""
+_COUNT_ATTEMPT = """
+UPDATE cluster_job SET attempts = attempts + 1, changed_at = ?, changed_by = ? WHERE id = ?"""
+_START_ATTEMPT = """
+UPDATE cluster_attempt SET started_at = ?
+WHERE id = ? AND started_at IS NULL AND finished_at IS NULL"""
+_RUN_CLUSTER = """
+UPDATE cluster_job SET status = 'Running', changed_at = ?, changed_by = ? WHERE id = ?"""
+_CLOSE_ATTEMPT = """
+UPDATE cluster_attempt SET finished_at = ?, outcome = ? WHERE id = ? AND finished_at IS NULL"""
+_SET_CLUSTER = """
+UPDATE cluster_job SET status = ?, retry_budget = ?, ended_at = ?, changed_at = ?, changed_by = ?
+WHERE id = ?"""
 _SET_JOB = """
 UPDATE job SET status = ?, attempts = ?, losses = ?, ready_at = ?, retry_at = ?, ended_at = ?,
     error = ?, changed_at = ?, changed_by = ? WHERE id = ?"""
@@ -65,6 +84,9 @@ ON CONFLICT (id) DO UPDATE SET name = excluded.name, capabilities = excluded.cap
     last_seen = excluded.last_seen"""
 _ADD_MESSAGE = """
 INSERT INTO eval_message (job, severity, message) SELECT seq, ?, ? FROM job WHERE id = ?"""
+_ADD_TARGET = """
+INSERT INTO eval_target (job, attribute, drv_path) SELECT seq, ?, ? FROM job WHERE id = ?
+ON CONFLICT (job, attribute) DO UPDATE SET drv_path = excluded.drv_path"""
 
 
 class Stamp:
@@ -86,7 +108,7 @@ class Stamp:
 
 
 def perform(db: sqlite3.Connection, write: Write, stamp: Stamp) -> bool:
-    """One write of a transaction; false for a lost claim or a claim that was closed already.
+    """One write of a transaction; false for a lost claim, and for what was closed already.
 
     A write that names an unknown job changes nothing.
     """
@@ -96,6 +118,16 @@ def perform(db: sqlite3.Connection, write: Write, stamp: Stamp) -> bool:
         case CloseClaim():
             row = (write.closed_at + stamp.offset, write.outcome, write.error, write.assignment_id)
             return db.execute(_CLOSE, row).rowcount == 1
+        case OpenAttempt():
+            return _open_attempt(db, write, stamp)
+        case StartAttempt():
+            return _start_attempt(db, write, stamp)
+        case CloseAttempt():
+            at = write.at + stamp.offset
+            closed = db.execute(_CLOSE_ATTEMPT, (at, write.outcome, write.attempt_id))
+            return closed.rowcount == 1
+        case SetCluster():
+            _set_cluster(db, write, stamp)
         case SetJob():
             _set_job(db, write, stamp)
         case SetPriority(job_id, prioritized):
@@ -131,12 +163,41 @@ def _open_claim(db: sqlite3.Connection, write: OpenClaim, stamp: Stamp) -> bool:
         claim.server,
         claim.claimed_at + stamp.offset,
         write.score,
+        claim.attempt,
         claim.job_id,
     )
     if db.execute(_OPEN, row).rowcount != 1:
         return False
     db.execute(_CLAIMED, (stamp.wall, stamp.server, claim.job_id))
     return True
+
+
+def _open_attempt(db: sqlite3.Connection, write: OpenAttempt, stamp: Stamp) -> bool:
+    row = (write.attempt_id, write.server, write.created_at + stamp.offset, write.cluster_id)
+    db.execute("SAVEPOINT attempt")
+    won = db.execute(_OPEN_ATTEMPT, row).rowcount == 1
+    if won and all(_open_claim(db, claim, stamp) for claim in write.claims):
+        db.execute(_COUNT_ATTEMPT, (stamp.wall, stamp.server, write.cluster_id))
+    else:
+        won = False
+        db.execute("ROLLBACK TO attempt")
+    db.execute("RELEASE attempt")
+    return won
+
+
+def _start_attempt(db: sqlite3.Connection, write: StartAttempt, stamp: Stamp) -> bool:
+    if db.execute(_START_ATTEMPT, (write.at + stamp.offset, write.attempt_id)).rowcount != 1:
+        return False
+    db.execute(_RUN_CLUSTER, (stamp.wall, stamp.server, write.cluster_id))
+    return True
+
+
+def _set_cluster(db: sqlite3.Connection, write: SetCluster, stamp: Stamp) -> None:
+    ended_at = write.at + stamp.offset if write.status in TERMINAL else None
+    row = (
+        write.status, write.retry_budget, ended_at, stamp.wall, stamp.server, write.cluster_id
+    )  # fmt: skip
+    db.execute(_SET_CLUSTER, row)
 
 
 def _set_job(db: sqlite3.Connection, write: SetJob, stamp: Stamp) -> None:
@@ -191,6 +252,8 @@ def _add_messages(db: sqlite3.Connection, write: AddMessages) -> None:
     said = [("warning", text, write.job_id) for text in write.warnings]
     said += [("error", text, write.job_id) for text in write.errors]
     db.executemany(_ADD_MESSAGE, said)
+    targets = [(attribute, drv_path, write.job_id) for attribute, drv_path in write.targets]
+    db.executemany(_ADD_TARGET, targets)
 
 
 def submission_of(db: sqlite3.Connection, requester: str, stamp: Stamp) -> int:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import IO, TypeVar
 
+import psutil
 import trio
 from msgspec import Struct
 
 from actors.nix import wire
 from actors.nix.aterm import DrvOutput
+from actors.nix.hashes import to_hex
+from actors.nix.settings import plain
 from actors.nix.wire import BadFrame, Reply, Writer
 
 HELLO, ANSWER = 0x390C9DEB, 0x5452EECB
 VERSION = 0x206
 """2.6: results of builds name outputs; every Nix since 2.4 takes it."""
-_QUERY_VALID_PATHS, _QUERY_PATH_INFOS, _BUILD_PATHS, _BUILD_DERIVATION = 1, 2, 6, 8
+_QUERY_VALID_PATHS, _QUERY_PATH_INFOS, _DUMP = 1, 2, 3
+_BUILD_PATHS, _BUILD_DERIVATION, _ADD = 6, 8, 9
 BUILT, SUBSTITUTED, ALREADY_VALID = 0, 1, 2
 (
     PERMANENT_FAILURE, INPUT_REJECTED, OUTPUT_REJECTED, TRANSIENT_FAILURE, _CACHED_FAILURE,
@@ -32,8 +37,10 @@ BUILT, SUBSTITUTED, ALREADY_VALID = 0, 1, 2
 
 _TERM_GRACE_SECS = 1.0
 _READ_BYTES = 2**16
+_TAIL_BYTES = 4_096
 
 T = TypeVar("T")
+Send = Callable[[bytes], Awaitable[None]]
 
 
 class ServeFailed(Exception):
@@ -49,6 +56,9 @@ class PathInfo(Struct, frozen=True):
     nar_size: int
     nar_hash: str
     """`sha256:<nix32>`."""
+    ca: str = ""
+    """Content address, of a fixed output."""
+    signatures: list[str] = []
 
 
 class Settings(Struct, frozen=True):
@@ -114,9 +124,9 @@ def path_infos() -> Reply[list[PathInfo]]:
         yield from wire.integer()  # the size of a download
         nar_size = yield from wire.integer()
         nar_hash = yield from wire.string()
-        yield from wire.string()  # content address
-        yield from wire.strings()  # signatures
-        found.append(PathInfo(path, deriver, references, nar_size, nar_hash))
+        ca = yield from wire.string()
+        signatures = yield from wire.strings()
+        found.append(PathInfo(path, deriver, references, nar_size, nar_hash, ca, signatures))
     return found
 
 
@@ -156,6 +166,15 @@ def derivation_built() -> Reply[BuildResult]:
     return BuildResult(status, error)
 
 
+def _add(info: PathInfo) -> bytes:
+    """The NAR follows it; answered by 1."""
+    _, digest = to_hex(info.nar_hash)
+    request = Writer().integer(_ADD).string(info.path).string(info.deriver).string(digest)
+    request.strings(info.references).integer(0)  # when it was registered
+    request.integer(info.nar_size).boolean(False)  # built here, so that others are not asked
+    return request.strings(info.signatures).string(info.ca).done()
+
+
 # -- who talks -------------------------------------------------------------------------------------
 
 
@@ -171,26 +190,38 @@ class BlockingServe:
         self._argv = list(argv)
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
 
-    def ask(self, request: bytes, reply: Reply[T]) -> T:
+    def ask(self, request: bytes, reply: Callable[[], Reply[T]]) -> T:
         """Raises `ServeFailed`."""
+        if self._process is not None:
+            try:
+                return self._ask(self._process, request, reply())
+            except ServeFailed:  # it may have ended long ago: once more, with a new one
+                pass
+        return self._ask(None, request, reply())
+
+    def _ask(self, process: subprocess.Popen[bytes] | None, request: bytes, reply: Reply[T]) -> T:
         try:
-            process = self._process or self._start()
+            process = process or self._start()
             assert process.stdin is not None
             process.stdin.write(request)
             process.stdin.flush()
             return wire.read(reply, self._read_exactly)
         except (OSError, BadFrame) as error:
+            said = self._complaint()
             self.close()
-            raise ServeFailed(f"{self._argv[0]}: {error}") from None
+            raise ServeFailed(f"{self._argv[0]}: {said or error}") from None
         except BaseException:
             self.close()  # half a reply is left in the pipe
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # A pipe that nobody reads could fill up.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(  # noqa: S603 - Nix
             self._argv, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
+            stderr=self._said, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None
         self._process.stdin.write(hello())
@@ -206,8 +237,19 @@ class BlockingServe:
             raise BadFrame("it ended")
         return data
 
+    def _complaint(self) -> str:
+        """The end of what it wrote to standard error."""
+        if self._said is None:
+            return ""
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - _TAIL_BYTES))
+        return plain(self._said.read().decode(errors="replace"))
+
     def close(self) -> None:
         process, self._process = self._process, None
+        said, self._said = self._said, None
+        if said is not None:
+            said.close()
         if process is None:
             return
         for pipe in (process.stdin, process.stdout):
@@ -229,7 +271,8 @@ class ServeProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         assert isinstance(process.stderr, trio.lowlevel.FdStream)
-        self._to, self._from, self.log = process.stdin, process.stdout, process.stderr
+        self._to, self._from, self._log = process.stdin, process.stdout, process.stderr
+        self._family: list[psutil.Process] = []
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str]) -> ServeProcess:
@@ -253,34 +296,100 @@ class ServeProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, request: bytes, reply: Reply[T]) -> T:
-        """Raises `ServeFailed`; a request that is cancelled leaves the process useless."""
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    async def ask(
+        self,
+        request: bytes,
+        reply: Reply[T],
+        on_log: Callable[[bytes], Awaitable[None]] | None = None,
+        body: Callable[[Send], Awaitable[None]] | None = None,
+    ) -> T:
+        """Passes all of the log on before it returns, and reads no more of it than `on_log` takes.
+        `body` sends what belongs to the request and is too large for it.
+
+        Raises `ServeFailed`; a request that is cancelled leaves the process useless.
+        """
+        answer: list[T] = []
+        failure: BadFrame | trio.BrokenResourceError | trio.ClosedResourceError | None = None
+        pump = _Pump(self._log.fileno(), on_log)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            try:
+                await self._to.send_all(request)
+                if body is not None:
+                    await body(self._to.send_all)
+                answer.append(await self._read(reply))
+            except (BadFrame, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                failure = error
+            pump.finish()
+        if failure is None:
+            return answer[0]
+        said = plain(pump.tail.decode(errors="replace"))
+        if isinstance(failure, BadFrame) and not isinstance(failure, _Ended):
+            said = f"{failure}; {said}" if said else str(failure)
+        raise ServeFailed(f"nix-store --serve: {said or 'it has ended'}")
+
+    async def _read(self, reply: Reply[T]) -> T:
         try:
-            await self._to.send_all(request)
             wanted = next(reply)
             while True:
                 wanted = reply.send(await self._read_exactly(wanted))
         except StopIteration as done:
             value: T = done.value
             return value
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise ServeFailed("nix-store --serve has ended") from None
-        except BadFrame as error:
-            raise ServeFailed(f"nix-store --serve: {error}") from None
 
     async def _read_exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
             data = await self._from.receive_some(_READ_BYTES)
             if not data:
-                raise BadFrame("it ended")
+                raise _Ended("it has ended")
             self._buffer += data
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
 
+    async def dump(self, path: str, nar_size: int, take: Send) -> None:
+        """Passes on the NAR of a valid path, piece by piece.
+
+        Raises `ServeFailed`, and what `take` raises: after the last piece, so that the process
+        stays good for other requests.
+        """
+        failure: Exception | None = None
+        left = nar_size
+        try:
+            await self._to.send_all(Writer().integer(_DUMP).string(path).done())
+            while left:
+                piece = await self._read_exactly(min(left, _READ_BYTES))
+                left -= len(piece)
+                if failure is None:
+                    try:
+                        await take(piece)
+                    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                        failure = error
+        except (BadFrame, trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ServeFailed(f"nix-store --serve ended while it wrote {path}") from None
+        if failure is not None:
+            raise failure
+
+    def look_around(self) -> int:
+        """Bytes of memory that its builder takes now. Reads /proc: call it in a thread.
+
+        Remembers the processes, so that `close` finds them when Nix is no longer there to end
+        them.
+        """
+        try:
+            self._family = psutil.Process(self.pid).children(recursive=True) or self._family
+        except psutil.Error:
+            return 0
+        return sum(map(_rss, self._family))
+
     async def close(self) -> None:
         """Ends it, and the builder that it runs, within `_TERM_GRACE_SECS` and a bit."""
         with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self.look_around)
             # Nix ends its builder when its client goes; killed at once it would leave it behind.
             await self._to.aclose()
             self._signal(signal.SIGTERM)
@@ -288,12 +397,92 @@ class ServeProcess:
                 await self._process.wait()
             if self._process.returncode is None:
                 self._signal(signal.SIGKILL)
-                await self._process.wait()
+            await self._process.wait()
+            await trio.to_thread.run_sync(_end, self._family)
             await self._from.aclose()
-            await self.log.aclose()
+            await self._log.aclose()
 
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
             return
+
+
+async def copy(info: PathInfo, source: ServeProcess, target: ServeProcess) -> None:
+    """Copies a path from one store to another that has all it refers to. Raises `ServeFailed`."""
+    failures: list[ServeFailed] = []
+
+    async def body(send: Send) -> None:
+        try:
+            await source.dump(info.path, info.nar_size, send)
+        except ServeFailed as error:
+            failures.append(error)
+            raise trio.BrokenResourceError from None
+
+    try:
+        await target.ask(_add(info), wire.integer(), body=body)
+    except ServeFailed:
+        if failures:
+            raise failures[0] from None
+        raise
+
+
+class _Ended(BadFrame):
+    """Not nonsense: nothing at all."""
+
+
+class _Pump:
+    """Passes on what comes out of a pipe, no faster than it is taken."""
+
+    def __init__(self, handle: int, take: Callable[[bytes], Awaitable[None]] | None) -> None:
+        self._handle = handle
+        self._take = take
+        self._waiting = trio.CancelScope()
+        self._is_last = False
+        self.tail = b""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                data = os.read(self._handle, _READ_BYTES)
+            except BlockingIOError:
+                if self._is_last:
+                    return
+                with trio.CancelScope() as self._waiting:
+                    await trio.lowlevel.wait_readable(self._handle)
+                continue
+            if not data:
+                return
+            self.tail = (self.tail + data)[-_TAIL_BYTES:]
+            if self._take is not None:
+                await self._take(data)
+
+    def finish(self) -> None:
+        """Ends it once all that is in the pipe by now was passed on."""
+        self._is_last = True
+        self._waiting.cancel()
+
+
+def _end(family: Sequence[psutil.Process]) -> None:
+    """Kills what is left of a builder and waits until it is gone."""
+    left = list(family)
+    for process in family:
+        try:
+            left += process.children(recursive=True)
+        except psutil.Error:  # it is gone
+            continue
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(left, timeout=_TERM_GRACE_SECS)
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        size: int = process.memory_info().rss
+    except psutil.Error:
+        return 0
+    return size

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from msgspec import Struct
 
@@ -54,13 +54,67 @@ class Nix(Struct, frozen=True):
     def copy_to_cache(self, paths: list[str]) -> list[str]:
         """The command that copies paths of the store, with all they refer to, to the cache."""
         assert self.cache is not None
-        key = {} if self.key_file is None else {"secret-key": str(self.key_file.absolute())}
-        target = with_parameters(self.cache, key)
-        return ["nix", "copy", "--no-check-sigs", *self.store_option, "--to", target, *paths]
+        return [*self._copy_to(self.cache), *paths]
+
+    @property
+    def signed_cache(self) -> str | None:
+        """Address of the cache that signs, if it can, what is written there."""
+        return None if self.cache is None else self._signing(self.cache)
+
+    def sign(self, paths: list[str]) -> list[str] | None:
+        """The command that signs paths of the store, for a cache that is a store of its own and
+        does not sign what it is sent; none if the cache signs, or there is no key."""
+        if self.key_file is None or self._signs_itself:
+            return None
+        key = str(self.key_file.absolute())
+        return ["nix", "store", "sign", *self.store_option, "--key-file", key, *paths]
+
+    def copy_to_folder(self, folder: Path) -> list[str]:
+        """The command, but for the paths, that writes them into a folder as they would be written
+        to the cache."""
+        _, _, query = (self.cache or "").partition("?")
+        return self._copy_to(f"file://{folder}?{query}")
+
+    def _copy_to(self, uri: str) -> list[str]:
+        target = self._signing(uri)
+        return ["nix", "copy", "--no-check-sigs", *self.store_option, "--to", target]
+
+    def _signing(self, uri: str) -> str:
+        key = {}
+        if self.key_file is not None and self._signs_itself:
+            key["secret-key"] = str(self.key_file.absolute())
+        return with_parameters(uri, key)
+
+    def copy_from_cache(self, paths: list[str]) -> list[str]:
+        """The command that copies paths of the cache, with all they refer to, to the store."""
+        assert self.cache is not None
+        unsigned = [] if self.key_file is not None else ["--no-check-sigs"]
+        return ["nix", "copy", *unsigned, *self.store_option, "--from", self.cache, *paths]
+
+    @property
+    def _signs_itself(self) -> bool:
+        return (self.cache or "").startswith(("file:", "http:", "https:", "s3:"))
 
     @property
     def store_option(self) -> list[str]:
         return [] if self.store is None else ["--store", self.store]
+
+
+class BadStore(ValueError):
+    """A store that this cannot be done with; the text is one line."""
+
+
+def store_root(store: str | None) -> str:
+    """Where the files of a store are: what stands before `/nix/store` of a chroot store."""
+    if store is None:
+        return ""
+    base, _, query = store.partition("?")
+    if base.startswith("/"):
+        return base.rstrip("/")
+    root = parse_qs(query).get("root")
+    if base in ("", "local", "auto", "daemon") or base.startswith("unix://"):
+        return root[0].rstrip("/") if root else ""
+    raise BadStore(f"derivations in the store {store} cannot be read as files")
 
 
 class NixFailed(Exception):

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from actors.graph.order import BadGraph, check
+from actors.graph.clusters import Place, Resolved, resolve
+from actors.graph.order import BadGraph
 from actors.ledger.errors import Refused
 from actors.ledger.port import AdmissionRefused, AdmissionRequest, AdmissionTaken, Sender
-from actors.ledger.records import AddMessages, Admission, JobRecord
-from actors.server.effects import Admit, Effect, Record, Tell
+from actors.ledger.records import AddMessages, Admission, ClusterRecord, JobRecord, MemberRecord
+from actors.server.clusters.placement import load_solver
+from actors.server.effects import Admit, ClustersAdded, Effect, Record, Tell
 from actors.server.feeder import Feeder
 from actors.server.ids import Ids
 from actors.server.jobs import build_record, evaluation_record
@@ -39,9 +41,11 @@ EXIT_BAD_INPUT, EXIT_FAILED = 2, 1
 class _Submission:
     jobs: list[m.SubmittedJob] = field(default_factory=list)
     evaluations: list[m.SubmittedEvaluation] = field(default_factory=list)
+    clusters: list[m.SubmittedCluster] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.jobs) + len(self.evaluations)
+        members = sum(len(cluster.members) for cluster in self.clusters)
+        return len(self.jobs) + len(self.evaluations) + members
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class Admissions:
         submission = self._parts.setdefault(key, _Submission())
         submission.jobs += part.jobs
         submission.evaluations += part.evaluations
+        submission.clusters += part.clusters
         if len(submission) > MAX_JOBS:
             text = f"a submission has at most {MAX_JOBS} jobs: split the file"
             effects.append(self._refuse(key, EXIT_BAD_INPUT, text))
@@ -95,12 +100,14 @@ class Admissions:
         del self._parts[key]
         requester = self._ids.new("s")
         job_ids, interactive = self._ids.many("j"), part.interactive
+        cluster_ids = self._ids.many("k")
         assume_built = part.assume_inputs_built
 
         def draft() -> Admission:
             return draft_submission(
                 submission.jobs, submission.evaluations, requester, job_ids, now,
                 interactive=interactive, assume_inputs_built=assume_built,
+                clusters=submission.clusters, cluster_ids=cluster_ids,
             )  # fmt: skip
 
         return [*effects, self._send(requester, draft, sender)]
@@ -173,7 +180,8 @@ class Admissions:
         self._sent.remove(event.token)
         self._merges.append(_Merge(event))
         self._feeder.sizes_known(event.admission.sizes)
-        return self._feeder.merge_requeued(event.admitted, now)
+        added = ClustersAdded(event.admitted.clusters)
+        return [added, *self._feeder.merge_requeued(event.admitted, now)]
 
     def merge(self, now: float) -> tuple[list[Effect], str | None]:
         """Takes the next chunk into the graph; also returns the requester when it was the
@@ -202,36 +210,79 @@ def draft_submission(
     *,
     interactive: bool = False,
     assume_inputs_built: bool = False,
+    clusters: Sequence[m.SubmittedCluster] = (),
+    cluster_ids: Iterator[str] | None = None,
 ) -> Admission:
     """Checks and orders what was submitted; raises `Refused` with one line."""
     try:
-        ordered = check(jobs).jobs
+        resolved = resolve(jobs, evaluations, clusters)
     except BadGraph as error:
         raise Refused(str(error)) from None
-    taken = {j.job_id for j in jobs if j.job_id}
-    for evaluation in evaluations:
-        if evaluation.job_id in taken:
-            raise Refused(f"job id {evaluation.job_id} is used twice: give each job its own")
-        if evaluation.job_id:
-            taken.add(evaluation.job_id)
-    records: list[JobRecord] = [
-        build_record(job, job.job_id or next(job_ids), interactive=interactive) for job in ordered
-    ]
-    records += (
-        evaluation_record(e, e.job_id or next(job_ids), now, interactive=interactive)
-        for e in evaluations
-    )
+    if clusters:
+        load_solver()  # here, where no request waits for it
+    names = [c.cluster_id or next(cluster_ids or iter(())) for c in clusters]
+    places = [place for _, members in resolved.clusters for place in members]
+    owners = [name for name, (_, members) in zip(names, resolved.clusters, strict=True)
+              for _ in members]  # fmt: skip
+    of_build = {p.drv_path: owner for p, owner in zip(places, owners, strict=True) if p.drv_path}
+    of_evaluation = {p.evaluation: owner for p, owner in zip(places, owners, strict=True)}
+    builds = [
+        build_record(
+            job, job.job_id or next(job_ids), interactive=interactive,
+            cluster=of_build.get(job.drv_path),
+        )
+        for job in resolved.jobs
+    ]  # fmt: skip
+    others = [
+        evaluation_record(
+            e, e.job_id or next(job_ids), now, interactive=interactive,
+            cluster=of_evaluation.get(position),
+        )
+        for position, e in enumerate(resolved.evaluations)
+    ]  # fmt: skip
     sizes = {
         p.path: p.nar_size
-        for job in jobs
+        for job in resolved.jobs
         for p in job.required_paths or ()
         if p.nar_size is not None
     }
     return Admission(
         requester=requester,
-        jobs=tuple(records),
+        jobs=(*builds, *others),
+        clusters=_cluster_records(resolved, names, builds, others, now),
         sizes=tuple(sizes.items()),
         unknown_inputs="built" if assume_inputs_built else "refuse",
+    )
+
+
+def _cluster_records(
+    resolved: Resolved,
+    names: Sequence[str],
+    builds: Sequence[JobRecord],
+    evaluations: Sequence[JobRecord],
+    now: float,
+) -> tuple[ClusterRecord, ...]:
+    by_path = {record.drv_path: record for record in builds}
+
+    def job_of(place: Place) -> JobRecord:
+        return (
+            by_path[place.drv_path] if place.evaluation is None else evaluations[place.evaluation]
+        )
+
+    return tuple(
+        ClusterRecord(
+            cluster_id=name,
+            project=job_of(places[0]).project,
+            status="Queued",
+            members=tuple(
+                MemberRecord(job_of(p).job_id, p.role, p.index, p.primary, p.pin) for p in places
+            ),
+            same_zone=bool(cluster.same_zone),
+            retry_budget=cluster.retry_budget or 0,
+            prioritized=bool(cluster.prioritized),
+            created_at=now,
+        )
+        for name, (cluster, places) in zip(names, resolved.clusters, strict=True)
     )
 
 
@@ -256,6 +307,7 @@ def _answers(taken: AdmissionTaken) -> list[Effect]:
             submission=taken.admission.requester,
             jobs=dict(jobs[start : start + ANSWER_CHUNK]),
             evaluations=evaluations if is_final else [],
+            clusters=[c.cluster_id for c in taken.admitted.clusters] if is_final else [],
         )
         answers.append(Tell(taken.sender.peer, answer))
     return answers

@@ -12,26 +12,29 @@ from typing import Any
 
 import trio
 
-from actors.ledger.actor import Offload, run_ledger
+from actors.ledger.actor import run_ledger
 from actors.ledger.errors import LedgerLost
-from actors.ledger.port import LedgerEvent, LedgerPort
+from actors.ledger.port import LedgerEvent, LedgerPort, Offload
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.authorization import Registration
 from actors.server.config import ServerConfig
 from actors.server.dispatch import CORES, Dispatch, blame
 from actors.server.effects import PagerEvent, StopRequested
 from actors.server.farm import DispatchEvent
+from actors.server.health import Health
 from actors.server.ids import Ids
 from actors.server.logbook import Logbook
 from actors.server.outbox import Outbox
 from actors.server.scoring import Policy
 from actors.server.sessions import SessionTable
-from actors.server.shells import PagerShell, run_reaper
+from actors.server.shells import PagerShell, ReaperShell
 from actors.server.world import INBOX_EVENTS, PAGER_BATCHES, World
 from actors.supervision import Child, Supervisor
 from transport import messages as m
 from transport.codec import encode
 from transport.interface import Router
+
+DAY_SECS = 86_400.0
 
 
 class Server:
@@ -51,12 +54,16 @@ class Server:
         others_alive: Callable[[], frozenset[str]] = frozenset,
         offload: Offload = trio.to_thread.run_sync,
         version: str = "",
+        end_process: Callable[[str], object] | None = None,
+        ending: Callable[[], object] | None = None,
     ) -> None:
         inbox, events = trio.open_memory_channel[DispatchEvent](INBOX_EVENTS)
         to_pager, pager_events = trio.open_memory_channel[list[PagerEvent]](PAGER_BATCHES)
         self._version = version
         self._started_at = trio.current_time()
         outbox = Outbox(router)
+        actors: list[Child] = []
+        self._health = Health(actors, self._is_up, outbox, lambda: self.world.is_stopping)
         self.world = World(
             config=config,
             server=server,
@@ -75,23 +82,25 @@ class Server:
             load_registrations=load_registrations,
             others_alive=others_alive,
             kill=self.kill,
+            check_health=self._health.put,
             server_status=self._status,
         )
         self.dispatch = Dispatch(self.world)
         self.pager_shell = PagerShell(self.world)
-        self.supervisor = Supervisor(
-            [
-                Child(
-                    "ledger",
-                    functools.partial(run_ledger, self.world.port, offload),
-                    fatal=(LedgerLost,),
-                ),
-                Child("logbook", functools.partial(self.world.logbook.run, offload)),
-                Child("dispatch", self.dispatch.run, blame),
-                Child("pager", self.pager_shell.run),
-                Child("reaper", functools.partial(run_reaper, self.world)),
-            ]
+        reaper = ReaperShell(self.world)
+        port, logbook = self.world.port, self.world.logbook
+        run_the_ledger = functools.partial(
+            run_ledger, port, offload, config.keep_finished * DAY_SECS
         )
+        actors += [
+            Child("ledger", run_the_ledger, inlets=port.inlets, fatal=(LedgerLost,)),
+            Child("logbook", functools.partial(logbook.run, offload), inlets=logbook.inlets),
+            Child("dispatch", self.dispatch.run, blame, inlets=self.dispatch.inlets),
+            Child("pager", self.pager_shell.run, inlets=self.pager_shell.inlets),
+            Child("reaper", reaper.run, inlets=reaper.inlets),
+        ]
+        health = Child("health", self._health.run, inlets=self._health.inlets)
+        self.supervisor = Supervisor([*actors, health], end_process, ending)
 
     async def run(self) -> None:
         """Runs all actors."""
@@ -108,6 +117,10 @@ class Server:
             return self.supervisor.kill("dispatch", counted_as=actor)
         return self.supervisor.kill(actor)
 
+    def _is_up(self, actor: str) -> bool:
+        is_there = self.supervisor.is_alive(actor)
+        return is_there and (actor != "dispatch" or self.dispatch.is_up)
+
     def _deliver(self, event: LedgerEvent) -> None:
         self.world.inbox.send_nowait(event)
 
@@ -123,6 +136,7 @@ class Server:
             "reaper": 0,
             "ledger": world.port.queue,
             "logbook": world.logbook.queue,
+            "health": self._health.queue,
         }
         restarts = self.supervisor.intensity.restarts
         return {

@@ -38,6 +38,8 @@ MAX_TRIES = 4
 DECLINE_SECS, MAX_DECLINE_SECS = 1.0, 60.0
 KEPT_REJECTED = 3
 """Of each decision, how many of the next best are kept in the ledger."""
+SURVIVOR_SECS = 600.0
+"""After which a cluster member that was told to stop is forgotten."""
 MAX_DECLINED_JOBS = 10_000
 """Jobs whose decliners are remembered; beyond it the oldest are forgotten."""
 
@@ -63,6 +65,8 @@ class Assigner:
         self._reserved: dict[str, Reservation] = {}
         """By worker."""
         self.claims: dict[str, Claim] = {}
+        self.kept: set[tuple[str, m.Kind]] = set()
+        """Seats reserved for a cluster: they get no single job of the kind."""
         self.instance = Instance()
         self.accepting = True
         self._new_assignment_id = new_assignment_id
@@ -105,7 +109,7 @@ class Assigner:
             claim = Claim(
                 row.assignment_id, row.job_id, kinds[row.job_id], row.worker, None,
                 row.claimed_at, None, state="accepted", blames_job=False,
-                project=project, predicted_mb=_peak(profile),
+                project=project, predicted_mb=_peak(profile), attempt=row.attempt,
             )  # fmt: skip
             self._add(claim)
             self._orphans[row.worker] = orphans_until
@@ -221,9 +225,30 @@ class Assigner:
         can_run = view.can_eval if kind == "eval" else view.can_build
         if not (self.accepting and can_run) or view.draining or self._is_full(session, kind):
             return None
-        claim = self._pick(session.worker, session.id, kind, now)
+        claim = None
+        if (session.worker, kind) not in self.kept:
+            claim = self._pick(session.worker, session.id, kind, now)
         if claim is None:
             self._idle[session.worker, kind] = now
+        return claim
+
+    def is_free(self, session: Session, kind: m.Kind, now: float) -> bool:
+        """Whether a cluster member of this kind may sit on the worker now: it has a fresh idle
+        slot and does not drain."""
+        view = self._views.get(session.id)
+        if view is None or view.draining or self._is_full(session, kind):
+            return False
+        return kind in self.idle_kinds(session.worker, now)
+
+    def seat(self, job_id: str, session: Session, attempt: str, now: float) -> Claim:
+        """Takes a cluster member out of the pool for a free worker, to be claimed in the ledger
+        with the other members."""
+        reported = self.pool.reported(self._slots[session.id], job_id)
+        entry = self.pool.leave(job_id)
+        assert entry is not None
+        claim = self._claim_of(entry, session.worker, session.id, now, reported)
+        claim.attempt = attempt
+        self._add(claim)
         return claim
 
     def won(self, claim: Claim, now: float) -> None:
@@ -231,8 +256,8 @@ class Assigner:
         assert claim.state == "claiming"
         assert claim.entry is not None
         claim.state = "unanswered"
-        claim.answer_by = self._remind(claim, now + self._answer_timeout)
-        self._idle.pop((claim.worker, claim.kind), None)
+        if claim.attempt is None:  # of a cluster member the prepare timeout rules
+            claim.answer_by = self._remind(claim, now + self._answer_timeout)
         if claim.kind == "build":
             self.instance.assigned(now - claim.entry.ready_at, claim.reported, now)
 
@@ -244,7 +269,9 @@ class Assigner:
         if claim.session not in self._views or not self.accepting:
             return None
         following = self._pick(claim.worker, claim.session, claim.kind, now)
-        if following is not None:
+        if following is None:
+            self._idle[claim.worker, claim.kind] = now
+        else:
             following.tries = claim.tries + 1
         return following
 
@@ -268,14 +295,21 @@ class Assigner:
         reported = self.pool.reported(slot, decision.job_id)
         entry = self.pool.leave(decision.job_id)
         assert entry is not None
-        claim = Claim(
-            self._new_assignment_id(), decision.job_id, kind, worker, session, now, entry,
-            total=decision.total, scores=decision.scores, reported=reported,
-            rejected=decision.rejected, project=entry.cls.project,
-            predicted_mb=_peak(self.pool.profile_of(entry)) if kind == "build" else 0.0,
-        )  # fmt: skip
+        claim = self._claim_of(entry, worker, session, now, reported)
+        claim.total, claim.scores = decision.total, decision.scores
+        claim.rejected = decision.rejected
         self._add(claim)
         return claim
+
+    def _claim_of(
+        self, entry: PoolEntry, worker: str, session: str, now: float, reported: m.Score | None
+    ) -> Claim:
+        kind = entry.cls.kind
+        return Claim(
+            self._new_assignment_id(), entry.job_id, kind, worker, session, now, entry,
+            reported=reported, project=entry.cls.project,
+            predicted_mb=_peak(self.pool.profile_of(entry)) if kind == "build" else 0.0,
+        )  # fmt: skip
 
     def load_on(self, worker: str, now: float) -> Load:
         """What a worker that is here is busy with, and what it keeps memory free for."""
@@ -314,6 +348,10 @@ class Assigner:
             return False
         needed = self.pool.profiles["build"].largest_peak_mb * MARGIN
         return needed > load.room_mb(view)
+
+    def view_of(self, session: Session) -> WorkerView:
+        """The session as it was last looked at."""
+        return self._views[session.id]
 
     def slot_of(self, session: Session) -> int:
         """The session's slot in the pool."""
@@ -396,7 +434,8 @@ class Assigner:
             return False
         claim.abort_reason = reason
         claim.answer_by = math.inf
-        claim.abort_by = self._remind(claim, now + self._abort_timeout)
+        timeout = self._abort_timeout if claim.attempt is None else SURVIVOR_SECS
+        claim.abort_by = self._remind(claim, now + timeout)
         return True
 
     def release(self, claim: Claim) -> None:
@@ -449,6 +488,7 @@ class Assigner:
         assert claim.job_id not in self.claims
         self.claims[claim.job_id] = claim
         self._held.setdefault(claim.worker, {})[claim.job_id] = claim
+        self._idle.pop((claim.worker, claim.kind), None)
         self._count_project(claim.project, 1)
         if claim.worker in self.instance.fetch_workers:
             self.instance.fetch_workers[claim.worker] = True

@@ -48,6 +48,8 @@ class Claim:
     rejected: tuple[tuple[str, float], ...] = ()
     """The next best candidates and their totals."""
     output: m.BuildOutput | None = None
+    attempt: str | None = None
+    """Of a cluster member."""
 
     def record(self, server: str) -> ClaimRecord:
         """Its row in the ledger."""
@@ -58,6 +60,7 @@ class Claim:
             session=self.session or "",
             server=server,
             claimed_at=self.claimed_at,
+            attempt=self.attempt,
         )
 
 

@@ -7,23 +7,34 @@ says who asked what.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from actors.ledger.port import Answer, Query
-from actors.ledger.records import TERMINAL, JobInfo, PastClaim, SetCordon
+from actors.ledger.records import (
+    TERMINAL,
+    ClusterRecord,
+    EvalOutcome,
+    JobInfo,
+    PastClaim,
+    SetCordon,
+)
 from actors.server.admissions import Admissions
-from actors.server.effects import Ask, Effect, ReadLog, Record, Tell, TellDurable
+from actors.server.clusters.coordinator import Coordinator
+from actors.server.clusters.shown import ClusterViews
+from actors.server.effects import Ask, Effect, HealthRequest, ReadLog, Record, Tell, TellDurable
 from actors.server.explain import Explainer
 from actors.server.feeder import Feeder
 from actors.server.ids import Ids
 from actors.server.registry import Registry
 from transport import messages as m
+from transport.codec import decode_value
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
+MAX_ATTEMPTS_SHOWN = 50
 MAX_WAITING = 10_000
 """Requests that wait for the ledger; a further one is refused."""
 
@@ -58,12 +69,16 @@ class Commands:
         feeder: Feeder,
         admissions: Admissions,
         explainer: Explainer,
+        coordinator: Coordinator,
+        cluster_views: ClusterViews,
     ) -> None:
         self._ids = ids
         self._registry = registry
         self._feeder = feeder
         self._admissions = admissions
         self._explainer = explainer
+        self._coordinator = coordinator
+        self._cluster_views = cluster_views
         self._waiting: dict[str, _Waiting] = {}
         self.accepting = True
 
@@ -82,7 +97,7 @@ class Commands:
             case m.CmdCancel():
                 return self._resolve(
                     _Targets(
-                        peer, message.request, list(dict.fromkeys(message.targets)), [],
+                        peer, message.request, self._with_members(message.targets), [],
                         lambda ids, at: self._cancel(peer, message.request, ids, at),
                     ),
                     now,
@@ -90,7 +105,7 @@ class Commands:
             case m.CmdPrioritize():
                 return self._resolve(
                     _Targets(
-                        peer, message.request, list(dict.fromkeys(message.targets)), [],
+                        peer, message.request, self._with_members(message.targets), [],
                         lambda ids, _: self._prioritize(peer, message, ids),
                     ),
                     now,
@@ -111,6 +126,34 @@ class Commands:
                     ),
                     now,
                 )  # fmt: skip
+            case m.CmdClusters():
+                return self._clusters(peer, message)
+            case m.CmdCluster():
+                return self._resolve_clusters(
+                    _Targets(
+                        peer, message.request, [message.cluster], [],
+                        lambda ids, _: self._cluster(peer, message.request, ids[0]),
+                    ),
+                    now,
+                )  # fmt: skip
+            case m.CmdClusterCancel():
+                return self._resolve_clusters(
+                    _Targets(
+                        peer, message.request, list(dict.fromkeys(message.clusters)), [],
+                        lambda ids, at: self._cancel(peer, message.request, ids, at),
+                    ),
+                    now,
+                )  # fmt: skip
+            case m.CmdResult():
+                return self._resolve(
+                    _Targets(
+                        peer, message.request, [message.job], [],
+                        lambda ids, _: self._result(peer, message.request, ids[0]),
+                    ),
+                    now,
+                )  # fmt: skip
+            case m.CmdHealth():
+                return self._health(peer, message.request)
             case m.CmdDrain():
                 return self._drain(peer, message.request, message.worker, message.reason, now)
             case m.CmdUndrain():
@@ -135,14 +178,26 @@ class Commands:
         return waiting.then(answer.result, now)
 
     def ask(
-        self, peer: bytes, request: int, then: _Then, method: str, *arguments: object
+        self,
+        peer: bytes,
+        request: int,
+        then: _Then,
+        method: str,
+        *arguments: object,
+        writes: bool = False,
     ) -> list[Effect]:
-        """Reads the ledger for a client; `then` makes effects of the result."""
+        """Asks the ledger for a client; `then` makes effects of the result."""
         if len(self._waiting) >= MAX_WAITING:
             return _refuse(peer, request, "too many requests at once: try again", EXIT_FAILED)
         token = self._ids.new("q")
         self._waiting[token] = _Waiting(peer, request, then)
-        return [Ask(Query(token, method, arguments))]
+        return [Ask(Query(token, method, arguments, writes))]
+
+    def _health(self, peer: bytes, request: int) -> list[Effect]:
+        def answer(problem: str | None, _: float) -> list[Effect]:
+            return [HealthRequest(peer, request, problem)]
+
+        return self.ask(peer, request, answer, "probe", writes=True)
 
     # -- jobs and wait ---------------------------------------------------------------------
 
@@ -162,6 +217,8 @@ class Commands:
         nodes, counts = self._feeder.nodes, self._feeder.counts
         if not message.jobs:
             failed = sum(counts[s] for s in TERMINAL if s != "Completed")
+            if not nodes and counts["Aborted"]:
+                return self._wait_for_all(peer, message.request, failed)
             reply = m.CmdWaitReply(request=message.request, open=len(nodes), failed=failed)
             return [Tell(peer, reply)]
         is_open = [job for job in message.jobs if job in nodes]
@@ -182,6 +239,17 @@ class Commands:
 
         return self.ask(peer, message.request, answer, "ended_among", others)
 
+    def _wait_for_all(self, peer: bytes, request: int, failed: int) -> list[Effect]:
+        """Everything has ended; what a completed cluster stopped did not fail."""
+
+        def answer(companions: int, _: float) -> list[Effect]:
+            open_jobs = len(self._feeder.nodes)
+            left = max(0, failed - companions)
+            reply = m.CmdWaitReply(request=request, open=open_jobs, failed=left)
+            return [Tell(peer, reply)]
+
+        return self.ask(peer, request, answer, "companions")
+
     # -- targets ---------------------------------------------------------------------------
 
     def _resolve(self, targets: _Targets, now: float) -> list[Effect]:
@@ -190,20 +258,39 @@ class Commands:
             if target in self._feeder.nodes or self._is_submission(target):
                 targets.found.append(targets.left.pop(0))
                 continue
-
-            def answer(ids: list[str], at: float, target: str = target) -> list[Effect]:
-                if not ids:
-                    text = f"no job {target!r}: `headrace jobs` lists them"
-                    return _refuse(targets.peer, targets.request, text)
-                if len(ids) > 1:
-                    text = f"{target!r} fits several jobs: {', '.join(ids[:3])}, ...: give more"
-                    return _refuse(targets.peer, targets.request, text)
-                targets.found.append(ids[0])
-                targets.left.pop(0)
-                return self._resolve(targets, at)
-
-            return self.ask(targets.peer, targets.request, answer, "find", target, 4)
+            return self._look_up(targets, "find", "job", "jobs", self._resolve)
         return targets.then(targets.found, now)
+
+    def _resolve_clusters(self, targets: _Targets, now: float) -> list[Effect]:
+        if not targets.left:
+            return targets.then(targets.found, now)
+        return self._look_up(
+            targets, "find_cluster", "cluster", "cluster list", self._resolve_clusters
+        )
+
+    def _look_up(
+        self,
+        targets: _Targets,
+        method: str,
+        what: str,
+        command: str,
+        further: Callable[[_Targets, float], list[Effect]],
+    ) -> list[Effect]:
+        """Asks the ledger for the first target that is left, and goes on with the others."""
+        target = targets.left[0]
+
+        def answer(ids: list[str], at: float) -> list[Effect]:
+            if not ids:
+                text = f"no {what} {target!r}: `headrace {command}` lists them"
+                return _refuse(targets.peer, targets.request, text)
+            if len(ids) > 1:
+                text = f"{target!r} fits several {what}s: {', '.join(ids[:3])}, ...: give more"
+                return _refuse(targets.peer, targets.request, text)
+            targets.found.append(ids[0])
+            targets.left.pop(0)
+            return further(targets, at)
+
+        return self.ask(targets.peer, targets.request, answer, method, target, 4)
 
     def _is_submission(self, target: str) -> bool:
         return any(target in node.requesters for node in self._feeder.nodes.values())
@@ -211,7 +298,7 @@ class Commands:
     def _cancel(self, peer: bytes, request: int, ids: list[str], now: float) -> list[Effect]:
         unwanted: list[str] = []
         effects: list[Effect] = []
-        for target in ids:
+        for target in self._with_members(ids):
             node = self._feeder.nodes.get(target)
             if node is None or node.kind == "eval":
                 jobs, more = self._feeder.withdraw(target)
@@ -225,9 +312,44 @@ class Commands:
             request=request,
             aborted=aborted,
             requested=requested,
-            unchanged=[t for t in ids if t not in touched and t not in self._feeder.nodes],
+            unchanged=[
+                t
+                for t in ids
+                if t not in touched
+                and t not in self._feeder.nodes
+                and t not in self._coordinator.clusters
+            ],
         )
         return [*effects, *more, TellDurable(peer, reply)]
+
+    def _with_members(self, targets: Iterable[str]) -> list[str]:
+        """The targets, each once, with its members in the place of a cluster."""
+        found: dict[str, None] = {}
+        for target in targets:
+            cluster = self._coordinator.clusters.get(target)
+            members = [target] if cluster is None else [mb.job_id for mb in cluster.members]
+            found.update(dict.fromkeys(members))
+        return list(found)
+
+    def _clusters(self, peer: bytes, message: m.CmdClusters) -> list[Effect]:
+        def answer(page: Sequence[ClusterRecord], _: float) -> list[Effect]:
+            rows = [self._cluster_views.row(record) for record in page]
+            following = page[-1].cluster_id if len(page) == message.limit else None
+            reply = m.CmdClustersReply(request=message.request, clusters=rows, next=following)
+            return [Tell(peer, reply)]
+
+        return self.ask(
+            peer, message.request, answer, "clusters_page", message.status, message.after,
+            message.limit,
+        )  # fmt: skip
+
+    def _cluster(self, peer: bytes, request: int, cluster_id: str) -> list[Effect]:
+        def answer(found: Any, at: float) -> list[Effect]:
+            record, jobs, attempts = found
+            detail = self._cluster_views.detail(record, jobs, attempts, at)
+            return [Tell(peer, m.CmdClusterReply(request=request, cluster=detail))]
+
+        return self.ask(peer, request, answer, "cluster", cluster_id, MAX_ATTEMPTS_SHOWN)
 
     def _logs(self, peer: bytes, message: m.CmdLogs, job_id: str) -> list[Effect]:
         has_ended = job_id not in self._feeder.nodes
@@ -241,10 +363,18 @@ class Commands:
                 return _refuse(peer, request, text)
             told = self._explainer.waiting(job_id, claims, at)
             if told is None:
-                told = self._explainer.decided(info, claims)
+                told = self._explainer.decided(info, claims, at)
             return [Tell(peer, m.CmdExplainReply(request=request, explanation=told))]
 
         return self.ask(peer, request, answer, "decision_of", job_id)
+
+    def _result(self, peer: bytes, request: int, job_id: str) -> list[Effect]:
+        def answer(found: EvalOutcome | None, _: float) -> list[Effect]:
+            if found is None or found.kind != "eval":
+                return _refuse(peer, request, f"{job_id} is not an evaluation")
+            return [Tell(peer, m.CmdResultReply(request=request, result=_shown_outcome(found)))]
+
+        return self.ask(peer, request, answer, "outcome_of", job_id)
 
     def _prioritize(self, peer: bytes, message: m.CmdPrioritize, ids: list[str]) -> list[Effect]:
         effects: list[Effect] = []
@@ -262,6 +392,24 @@ class Commands:
         recorded = Record(SetCordon(worker, now, reason))
         effects = self._registry.cordon(worker, reason)
         return [recorded, *effects, TellDurable(peer, m.CmdDone(request=request))]
+
+
+def _shown_outcome(found: EvalOutcome) -> dict[str, Any]:
+    return {
+        "status": found.status, "error": found.error,
+        "warnings": list(found.warnings), "errors": list(found.errors),
+        "targets": [
+            {"attribute": t.attribute, "drv_path": t.drv_path, "job_id": t.job_id,
+             "status": t.status,
+             "outputs": {} if t.payload is None else decode_value(t.payload).get("outputs", {})}
+            for t in found.targets
+        ],
+        "builds": found.builds,
+        "failed": [
+            {"job_id": job_id, "name": name, "status": status, "error": error}
+            for job_id, name, status, error in found.failed
+        ],
+    }  # fmt: skip
 
 
 def _shown(info: JobInfo) -> dict[str, Any]:

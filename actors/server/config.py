@@ -41,6 +41,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     chaos: bool = False
     """Takes `CmdKillActor`, for tests under faults."""
 
+    keep_finished: float = 30.0
+    """Days for which jobs that ended are kept; 0 = for ever."""
+
     @property
     def orphan_grace(self) -> float:
         """How long a dead server's claims wait for their worker's return."""

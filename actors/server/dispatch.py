@@ -7,17 +7,21 @@ row, its `AssignJob` and all state in between are one step to the rest of the se
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
+from actors.hangs import Inlet
 from actors.ledger.errors import LedgerFailed
 from actors.ledger.port import CommitFailed, Committed
+from actors.ledger.records import Snapshot
 from actors.outage import Outage
 from actors.server.claims import Claim
+from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
 from actors.server.farm import DispatchEvent, Farm
 from actors.server.world import World
@@ -31,22 +35,52 @@ MAX_EVENTS_A_TURN = 256
 FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
 ASK_AGAIN_SECS = 60.0
-CORES = ("gateway", "registry", "feeder", "assigner")
+WAITS = ("socket", "inbox", "clock", "outbox")
+"""What its tasks wait for; each wait may be cut short at any time."""
+CORES = ("gateway", "registry", "feeder", "assigner", "coordinator")
 
 
 class Dispatch:
-    """Runs gateway, registry, feeder and assigner in one task group."""
+    """Runs gateway, registry, feeder, assigner and coordinator in one task group."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._farm: Farm | None = None
         self.started = trio.Event()
         """The first incarnation has loaded the ledger."""
-        self._clock = trio.CancelScope()
         self._flush_wanted = trio.Event()
         self._outage = Outage()
-        self._is_amid_turn = False
+        self._is_amid_turn = self._has_forgotten = False
+        self._first_batch = 1
         self._asked_again_at = -math.inf
+        self._waits = {wait: trio.CancelScope() for wait in WAITS}
+        self._taken: Counter[str] = Counter()
+        """How often each of them was over."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the present incarnation has loaded the ledger."""
+        return self._farm is not None
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What its tasks wait for. While it loads it takes nothing, and that may last."""
+        return tuple(
+            Inlet(
+                name,
+                functools.partial(self._taken.__getitem__, name),
+                functools.partial(self._cut_short, name),
+                functools.partial(self._is_held_up, name),
+                CORES[0],
+            )
+            for name in WAITS
+        )
+
+    def _cut_short(self, wait: str) -> None:
+        self._waits[wait].cancel()
+
+    def _is_held_up(self, wait: str) -> bool:
+        return self._farm is None or (wait == "socket" and self._world.port.is_behind)
 
     @property
     def is_settled(self) -> bool:
@@ -70,16 +104,21 @@ class Dispatch:
         # Whatever an earlier incarnation handed to the ledger thread must be in the ledger.
         while len(world.port.deferred) or len(world.port.admissions):
             await trio.sleep(BEHIND_POLL_SECS)
-        has_forgotten = self._has_forgotten(last)
+        # It may be killed again before its successor is there.
+        self._has_forgotten = self._has_forgotten or self._forgets(last)
         world.port.is_broken = False
+        self._first_batch = world.batches + 1
         snapshot = await world.offload(_load, world)
         self._farm = Farm(
             world.config, world.server, world.ids, world.policy, world.sessions,
             world.load_registrations(), snapshot, trio.current_time(),
-            first_batch=world.batches + 1, others_alive=world.others_alive(),
-            has_forgotten=has_forgotten,
+            first_batch=self._first_batch, others_alive=world.others_alive(),
+            has_forgotten=self._has_forgotten,
         )  # fmt: skip
+        self._has_forgotten = False
         self._turn((), (StopRequested(),) if world.is_stopping else ())
+        while len(world.port.deferred):  # what a dead server left open is closed by now
+            await trio.sleep(BEHIND_POLL_SECS)
         self.started.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_socket)
@@ -87,7 +126,7 @@ class Dispatch:
             nursery.start_soon(self._watch_clock)
             nursery.start_soon(self._flush)
 
-    def _has_forgotten(self, last: Farm | None) -> bool:
+    def _forgets(self, last: Farm | None) -> bool:
         """Whether an incarnation took what is not in the ledger, and workers are to repeat it."""
         if last is None:
             return False
@@ -104,8 +143,12 @@ class Dispatch:
     # -- what wakes it -----------------------------------------------------------------------
 
     async def _read_socket(self) -> None:
+        incoming: Sequence[Incoming]
         while True:
-            incoming = await self._world.router.receive()
+            incoming = ()
+            with trio.CancelScope() as self._waits["socket"]:
+                incoming = await self._world.router.receive()
+            self._taken["socket"] += 1
             self._turn(incoming, ())
             while self._world.port.is_behind:  # reports wait in the socket, not in memory
                 await trio.sleep(BEHIND_POLL_SECS)
@@ -113,7 +156,10 @@ class Dispatch:
     async def _read_inbox(self) -> None:
         events = self._world.events
         while True:
-            batch = [await events.receive()]
+            batch = []
+            with trio.CancelScope() as self._waits["inbox"]:
+                batch.append(await events.receive())
+            self._taken["inbox"] += 1
             try:
                 while len(batch) < MAX_EVENTS_A_TURN:
                     batch.append(events.receive_nowait())
@@ -125,8 +171,9 @@ class Dispatch:
     async def _watch_clock(self) -> None:
         while True:
             assert self._farm is not None
-            with trio.CancelScope(deadline=self._farm.deadline) as self._clock:
+            with trio.CancelScope(deadline=self._farm.deadline) as self._waits["clock"]:
                 await trio.sleep_forever()
+            self._taken["clock"] += 1
             self._turn(self._world.router.receive_nowait(), ())
             await trio.lowlevel.checkpoint()
 
@@ -137,11 +184,14 @@ class Dispatch:
             while len(self._world.outbox):
                 await trio.sleep(pause)
                 pause = min(2 * pause, FLUSH_MAX_SECS)
+                self._taken["outbox"] += 1
                 gone = self._world.outbox.flush(trio.current_time())
                 if gone:
                     self._peers_gone(gone)
             self._flush_wanted = trio.Event()
-            await self._flush_wanted.wait()
+            with trio.CancelScope() as self._waits["outbox"]:
+                await self._flush_wanted.wait()
+            self._taken["outbox"] += 1
 
     # -- a turn --------------------------------------------------------------------------------
 
@@ -153,6 +203,8 @@ class Dispatch:
         for message in incoming:
             farm.receive(message, now)
         for event in events:
+            if isinstance(event, Committed | CommitFailed) and event.number < self._first_batch:
+                continue  # of an earlier incarnation; this one has loaded what came of it
             if isinstance(event, PeerGone):
                 self._world.outbox.drop(event.peer)
             elif isinstance(event, CommitFailed):
@@ -182,7 +234,8 @@ class Dispatch:
         self._hand_out(farm, now)
         while farm.troubles:
             log.error("%s", farm.troubles.pop())
-        self._clock.deadline = min(self._clock.deadline, farm.deadline)
+        clock = self._waits["clock"]
+        clock.deadline = min(clock.deadline, farm.deadline)
 
     def _commit(self, farm: Farm, now: float) -> None:
         port = self._world.port
@@ -254,6 +307,9 @@ class Dispatch:
             else:
                 self._kill(peer, message, now)
         farm.shell_requests = []
+        for asked in farm.health_requests:
+            world.check_health(asked)
+        farm.health_requests = []
 
     def _answer_status(self, farm: Farm, peer: bytes, message: m.CmdStatus, now: float) -> None:
         status = {**farm.status(now), "server": self._world.server_status(now)}
@@ -268,9 +324,12 @@ class Dispatch:
         self._world.outbox.send(peer, [encode(reply)], now)
 
 
-def _load(world: World) -> Any:
+def _load(world: World) -> Snapshot:
     with world.port.lock:
-        return world.port.ledger.load(world.port.wall_offset())
+        snapshot = world.port.ledger.load(world.port.wall_offset())
+    if snapshot.clusters:
+        load_solver()  # here, where no request waits for it
+    return snapshot
 
 
 def blame(error: BaseException) -> str:

@@ -10,8 +10,10 @@ from typing import Literal
 from msgspec import Struct
 
 from actors.ledger.port import AdmissionRequest, Query
-from actors.ledger.records import Write
+from actors.ledger.records import ClusterRecord, Write
 from actors.server.authorization import Registration
+from actors.server.claims import Claim
+from actors.server.clusters.model import Opening, Starting
 from actors.server.model import PoolEntry, WorkerView
 from actors.server.sessions import Session
 from transport import messages as m
@@ -107,6 +109,12 @@ class Log(Struct, frozen=True):
     data: bytes
 
 
+class DropLogs(Struct, frozen=True):
+    """The logs of these jobs are not wanted any more."""
+
+    job_ids: tuple[str, ...]
+
+
 class ReadLog(Struct, frozen=True):
     """Answer a client with a part of a job's log."""
 
@@ -117,6 +125,42 @@ class ReadLog(Struct, frozen=True):
     has_ended: bool
 
 
+class ClustersAdded(Struct, frozen=True):
+    """Clusters that were admitted; their members' jobs follow."""
+
+    clusters: tuple[ClusterRecord, ...]
+
+
+class ClusterUnwanted(Struct, frozen=True):
+    """A cluster, or one of its members, was cancelled."""
+
+    cluster_id: str
+    reason: str
+
+
+class Await(Struct, frozen=True):
+    """Write this to the ledger, in order, and tell the coordinator when it is committed."""
+
+    write: Write
+    awaited: Opening | Starting
+
+
+class Push(Struct, frozen=True):
+    """Send a cluster member's `AssignJob`; its row is committed."""
+
+    claim: Claim
+    seat: m.ClusterSeat
+
+
+class HealthRequest(Struct, frozen=True):
+    """A client asks whether all is well; what the ledger says of itself is known by now."""
+
+    peer: bytes
+    request: int
+    ledger: str | None
+    """Why it takes no writes, none if it does."""
+
+
 class Released(Struct, frozen=True):
     """A claim of this worker is over."""
 
@@ -125,7 +169,8 @@ class Released(Struct, frozen=True):
 
 Effect = (
     Tell | Opened | Changed | Revoked | Closed | Record | Enter | Leave | Abort | TellDurable
-    | Ask | Admit | Log | ReadLog | Released
+    | Ask | Admit | Log | ReadLog | Released | HealthRequest | ClustersAdded | ClusterUnwanted
+    | Await | Push
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from actors.ledger.records import TERMINAL, JobInfo, PastClaim
 from actors.server.assigner import Assigner
+from actors.server.clusters.shown import ClusterViews
 from actors.server.feeder import Feeder
 from actors.server.jobs import Node
 from actors.server.model import JobClass, WorkerView, eligible
@@ -40,7 +41,7 @@ MAX_NAMED = 20
 _HURDLES = ("wrong_kind", "no_system", "no_feature", "not_authorized")
 _NEAREST = (
     "next", "outranked", "below_floor", "held_memory", "unscored", "vetoed", "declined",
-    "all_full", "drained",
+    "cluster", "all_full", "drained",
 )  # fmt: skip
 _VETOES = {"rescore-wait": "unscored", "resource-saturation": "held_memory"}
 _CHANGES = {
@@ -54,6 +55,7 @@ _CHANGES = {
     "held_memory": "running builds that end and free their memory",
     "vetoed": "the rule that vetoes it",
     "declined": "the end of the pause after its decline",
+    "cluster": "a seat for every member of the cluster at once",
     "below_floor": "time: rules that wait lift the total, and load goes",
     "outranked": "headrace prioritize, or those before it being assigned",
     "next": "the worker's next request",
@@ -93,8 +95,14 @@ class Explainer:
     """Reads the other cores; changes nothing."""
 
     def __init__(
-        self, feeder: Feeder, assigner: Assigner, sessions: SessionTable, roster: Roster
+        self,
+        feeder: Feeder,
+        assigner: Assigner,
+        sessions: SessionTable,
+        roster: Roster,
+        clusters: ClusterViews,
     ) -> None:
+        self._clusters = clusters
         self._feeder = feeder
         self._assigner = assigner
         self._sessions = sessions
@@ -124,11 +132,14 @@ class Explainer:
             "decisions": _decisions(claims),
         }
 
-    def decided(self, info: JobInfo, claims: Sequence[PastClaim]) -> dict[str, Any]:
+    def decided(self, info: JobInfo, claims: Sequence[PastClaim], now: float) -> dict[str, Any]:
         """Why a job went where it went."""
         newest = claims[-1] if claims else None
         node = self._feeder.nodes.get(info.job_id)
-        if node is not None and node.evaluated:
+        held = self._clusters.standing(info.job_id, now)
+        if held is not None:
+            reason = held
+        elif node is not None and node.evaluated:
             reason = _reason("running", f"evaluated; {node.children} of its builds have not ended")
         elif newest is not None and newest.closed_at is None:
             reason = _reason("running", f"on worker {newest.claim.worker}")
@@ -159,10 +170,7 @@ class Explainer:
             secs = round(node.retry_at - now, 3)
             text = f"tried again in {math.ceil(secs)} s; the last try: {node.error}"
             return {**_reason("retry_at", text), "retry_in_secs": secs}
-        entry = self._assigner.pool.get(node.job_id)
-        if entry is not None and entry.is_cluster_member:
-            return _reason("cluster", "waits until all members of its cluster can start together")
-        return None
+        return self._clusters.standing(node.job_id, now)
 
     def _input(self, path: str) -> dict[str, Any] | None:
         """An input that is not built; None for one that is."""
@@ -182,7 +190,7 @@ class Explainer:
         if hurdle is not None:
             return _Verdict(session, False, *hurdle)
         assigner, job_id = self._assigner, node.job_id
-        code, why = self._busy(node, session, view)
+        code, why = self._busy(node, session, view, now)
         if job_id not in assigner.pool:
             return _Verdict(session, True, code or "next", why or "could run it")
         slot, averages = assigner.slot_of(session), assigner.averages(now)
@@ -216,13 +224,18 @@ class Explainer:
             "best": _totals(decision.best),
         }
 
-    def _busy(self, node: Node, session: Session, view: WorkerView) -> tuple[str, str]:
+    def _busy(self, node: Node, session: Session, view: WorkerView, now: float) -> tuple[str, str]:
         if view.draining:
             by = f"drained: {session.cordon}" if session.cordon is not None else "it is draining"
             return "drained", by
         used = self._assigner.open_builds(session.worker)
         if node.cls.kind == "build" and used >= view.max_builds:
             return "all_full", f"all {view.max_builds} slots are taken"
+        if node.cluster is not None:
+            is_free = self._assigner.is_free(session, node.cls.kind, now)
+            return "cluster", "has an idle slot" if is_free else "has no idle slot"
+        if (session.worker, node.cls.kind) in self._assigner.kept:
+            return "cluster", "its seat is kept for a cluster"
         return "", ""
 
     def _ranked(

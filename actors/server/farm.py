@@ -1,4 +1,5 @@
-"""The dispatch task's cores, introduced to each other: gateway, registry, feeder, assigner.
+"""The dispatch task's cores, introduced to each other: gateway, registry, feeder, assigner and
+coordinator.
 
 A pass takes all frames and events that wait, then settles once: one transaction for all that
 was decided, then everything that is to be sent. The path of a `RequestJob` is
@@ -15,6 +16,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from actors.ledger.port import (
     AdmissionRefused,
     AdmissionRequest,
@@ -23,15 +26,18 @@ from actors.ledger.port import (
     Batch,
     CommitFailed,
     Committed,
+    Forgotten,
     LedgerEvent,
     Query,
     Synced,
 )
 from actors.ledger.records import (
     TERMINAL,
+    Adopted,
     ClaimRecord,
     ForeignChanges,
     OpenClaim,
+    Rebuild,
     SetJob,
     SetPriority,
     Snapshot,
@@ -41,17 +47,25 @@ from actors.server.admissions import Admissions
 from actors.server.assigner import Assigner
 from actors.server.authorization import Registration
 from actors.server.claims import Claim, breakdown
+from actors.server.clusters.coordinator import Coordinator
+from actors.server.clusters.model import Opening, Starting
+from actors.server.clusters.shown import ClusterViews
 from actors.server.commands import Commands
 from actors.server.config import ServerConfig
 from actors.server.effects import (
     Abort,
     Admit,
     Ask,
+    Await,
     Changed,
     Closed,
+    ClustersAdded,
+    ClusterUnwanted,
+    DropLogs,
     Effect,
     Enter,
     Gone,
+    HealthRequest,
     Leave,
     ListRequested,
     Log,
@@ -62,6 +76,7 @@ from actors.server.effects import (
     PeerGone,
     PingDue,
     Present,
+    Push,
     ReadLog,
     Record,
     RegistryFileChanged,
@@ -74,7 +89,7 @@ from actors.server.effects import (
     TellDurable,
 )
 from actors.server.explain import Explainer
-from actors.server.feeder import Feeder
+from actors.server.feeder import REBUILD, Feeder
 from actors.server.gateway import Gateway, Received
 from actors.server.ids import Ids
 from actors.server.jobs import job_map
@@ -108,7 +123,7 @@ class Farm:
 
     After `receive`, `take` or `expire` the shell commits `next_batch` until there is none,
     reports each with `committed` or `commit_failed`, and then empties the lists `out`,
-    `pager`, `queries`, `admissions_out` and `logs`.
+    `pager`, `queries`, `admissions_out`, `logs` and the requests for status and health.
     """
 
     def __init__(
@@ -150,11 +165,20 @@ class Farm:
             idle_slot_ttl=config.idle_slot_ttl,
             faults=Faults(self.troubles.append),
         )
+        self.coordinator = Coordinator(
+            config, server, lambda: ids.new("r"), self.assigner, self.feeder, sessions
+        )
         self.roster = Roster(sessions, snapshot.workers)
-        self.explainer = Explainer(self.feeder, self.assigner, sessions, self.roster)
+        self.cluster_views = ClusterViews(self.coordinator, self.assigner, self.feeder)
+        self.explainer = Explainer(
+            self.feeder, self.assigner, sessions, self.roster, self.cluster_views
+        )
         self.admissions = Admissions(self.feeder, ids)
-        self.reports = Reports(self.assigner, self.feeder, self.admissions)
-        self.commands = Commands(ids, self.registry, self.feeder, self.admissions, self.explainer)
+        self.reports = Reports(self.assigner, self.feeder, self.admissions, self.coordinator)
+        self.commands = Commands(
+            ids, self.registry, self.feeder, self.admissions, self.explainer,
+            self.coordinator, self.cluster_views,
+        )  # fmt: skip
         self.stopping = False
         self.lost_races = 0
 
@@ -163,10 +187,13 @@ class Farm:
         self.pager: list[PagerEvent] = []
         self.queries: list[Query] = []
         self.admissions_out: list[AdmissionRequest] = []
-        self.logs: list[Log | ReadLog] = []
+        self.logs: list[Log | ReadLog | DropLogs] = []
         self.shell_requests: list[tuple[bytes, m.CmdStatus | m.CmdKillActor]] = []
+        self.health_requests: list[HealthRequest] = []
 
         self._settlement = Settlement(first_batch)
+        self._ended: list[SetJob] = []
+        """Jobs that ended since the coordinator was told last."""
         self._next_tick = now + config.tick
         self._looked_at = 0.0
         self._load(snapshot, others_alive, now)
@@ -181,7 +208,11 @@ class Farm:
         claims = [c for c in snapshot.claims if c.server not in others_alive]
         self._adopt(claims, now)
         self._route(effects, now)
+        attempts = [a for a in snapshot.attempts if a.server not in others_alive]
+        self._route(self.coordinator.load(snapshot.clusters, attempts, now), now)
         for session in self.sessions:
+            # A drain, or its end, that failed to be written is not so.
+            session.cordon = self.registry.cordons.get(session.worker)
             # The sessions of a dispatch that was restarted hold what they held.
             own = {
                 c.assignment_id
@@ -193,6 +224,7 @@ class Farm:
                 effects = self.reports.lost(claim, now, why="dispatch restarted", blame=False)
                 self._route(effects, now)
             self._mark_claims(session.worker)
+        self._route(self.coordinator.resume(now), now)
         self.pager = [self.reset()]
 
     def _ask_again(self, now: float) -> None:
@@ -219,7 +251,7 @@ class Farm:
             return -math.inf
         return min(
             self._next_tick, self.registry.deadline, self.feeder.deadline,
-            self.assigner.deadline, self._settlement.deadline,
+            self.assigner.deadline, self.coordinator.deadline, self._settlement.deadline,
         )  # fmt: skip
 
     def receive(self, incoming: Incoming, now: float) -> None:
@@ -249,7 +281,7 @@ class Farm:
             case AdmissionRefused():
                 self._route(self.admissions.refused(event, now), now)
                 self._route(self.reports.admitted(event.requester, now), now)
-            case Answer():
+            case Forgotten() | Answer():
                 self._answered(event, now)
             case Neighbours():
                 self._look_around(event)
@@ -269,30 +301,40 @@ class Farm:
             case RegistryFileChanged():
                 self._route(self.registry.set_registrations(event.registrations, now), now)
             case StopRequested():
-                self._stop()
+                self._stop(now)
 
     def _look_around(self, event: Neighbours) -> None:
         """Other servers: reads what they wrote, and takes over the claims of dead ones."""
         since = self._looked_at - FOREIGN_MARGIN_SECS
         self._looked_at = event.wall_time
         offset = event.wall_offset
+        # First, so that the jobs of what is taken over are here.
+        self.queries.append(Query(FOREIGN, "foreign_changes", (since, offset)))
         if event.dead:
             dead = tuple(sorted(event.dead))
             self.queries.append(Query(ADOPTED, "adopt", (dead, offset), writes=True))
-        self.queries.append(Query(FOREIGN, "foreign_changes", (since, offset)))
         self.queries.append(Query(COUNTS, "counts"))
 
-    def _answered(self, answer: Answer, now: float) -> None:
-        if answer.token not in (ADOPTED, FOREIGN, COUNTS):
+    def _answered(self, answer: Answer | Forgotten, now: float) -> None:
+        if isinstance(answer, Forgotten):
+            self.logs.append(DropLogs(answer.job_ids))
+            self.queries.append(Query(COUNTS, "counts"))
+        elif answer.token.startswith(REBUILD):
+            nothing = Rebuild(answer.token.removeprefix(REBUILD))
+            found = answer.result if isinstance(answer.result, Rebuild) else nothing
+            self._route(self.feeder.rebuilt(found, now), now)
+        elif answer.token not in (ADOPTED, FOREIGN, COUNTS):
             self._route(self.commands.answered(answer, now), now)
         elif isinstance(answer.result, ForeignChanges):
+            self._route(self.coordinator.foreign(answer.result.clusters, now), now)
             self._route(self.feeder.foreign(answer.result, self.assigner.claims, now), now)
         elif isinstance(answer.result, dict):
             self.feeder.recount(answer.result)
-        elif isinstance(answer.result, list):
-            known = [c for c in answer.result if c.job_id in self.feeder.nodes]
+        elif isinstance(answer.result, Adopted):
+            known = [c for c in answer.result.claims if c.job_id in self.feeder.nodes]
             fresh = [c for c in known if c.job_id not in self.assigner.claims]
             self._adopt(fresh, now)
+            self._route(self.coordinator.adopt(answer.result.attempts, now), now)
 
     def _adopt(self, claims: Sequence[ClaimRecord], now: float) -> None:
         nodes = {c.job_id: self.feeder.nodes[c.job_id] for c in claims}
@@ -312,6 +354,7 @@ class Farm:
                 self._route(self.reports.admitted(finished, now), now)
         self._route(self.registry.expire(now), now)
         self._route(self.feeder.due(now), now)
+        self._route(self.coordinator.expire(now), now)
         unanswered, unconfirmed, orphaned = self.assigner.overdue(now)
         for claim in unanswered:
             self._abort_on_worker(claim, "not answered in time")
@@ -326,6 +369,7 @@ class Farm:
             # A late tick is one tick: missed ones merge.
             self._next_tick = now + self.config.tick
             self.assigner.tick(now)
+            self.coordinator.tick(now)
             self._route(self.roster.refresh(now), now)
             self._forget_commands(now)
 
@@ -373,6 +417,8 @@ class Farm:
                 claim = self.assigner.request(session, message.kind, now)
                 if claim is not None:
                     self._claim(claim)
+                else:
+                    self.coordinator.kick()
             case _ if isinstance(message, REPORTS):
                 self._route(self.reports.take(session, message, now), now)
             case m.RequestJobChunk():
@@ -402,7 +448,7 @@ class Farm:
                 text = "InitConnection: unexpected within a session"
                 self._tell(session.peer, m.Error(code=400, message=text))
             case m.ClusterSignal():
-                pass  # nobody is a member of a started attempt
+                self._route(self.coordinator.signal(session, message), now)
             case _:
                 text = f"{type(message).__name__}: not a worker's message"
                 self._tell(session.peer, m.Error(code=400, message=text))
@@ -419,8 +465,7 @@ class Farm:
                 case TellDurable():
                     self._settlement.promise(effect.peer, encode(effect.message))
                 case Enter():
-                    self.assigner.enter(effect.entry)
-                    self.pager.append(effect)
+                    self._enter(effect)
                 case Leave():
                     self.assigner.pool.leave(effect.job_id)
                     self.pager.append(effect)
@@ -431,18 +476,41 @@ class Farm:
                 case Opened():
                     self._opened(effect, now)
                 case Changed():
-                    self.assigner.changed(effect.session)
-                    self._present(effect.session)
+                    self._changed(effect.session, now)
                 case Revoked():
                     self._revoked(effect.session, now)
                 case Closed():
                     self._closed(effect, now)
                 case Ask():
                     self.queries.append(effect.query)
+                case Await() | Push() | ClustersAdded() | ClusterUnwanted():
+                    self._route_cluster(effect, now)
                 case Admit():
                     self.admissions_out.append(effect.request)
                 case Log() | ReadLog():
                     self.logs.append(effect)
+                case HealthRequest():
+                    self.health_requests.append(effect)
+
+    def _route_cluster(
+        self, effect: Await | Push | ClustersAdded | ClusterUnwanted, now: float
+    ) -> None:
+        match effect:
+            case Await():
+                self._settlement.expect(effect.awaited, effect.write)
+            case Push():
+                self._push(effect)
+            case ClustersAdded():
+                self.coordinator.added(effect.clusters)
+            case ClusterUnwanted():
+                doom = self.coordinator.doom(effect.cluster_id, "Aborted", effect.reason, now)
+                self._route(doom, now)
+
+    def _enter(self, effect: Enter) -> None:
+        self.assigner.enter(effect.entry)
+        self.pager.append(effect)
+        if effect.entry.is_cluster_member:
+            self.coordinator.kick()
 
     def _record(self, write: Write) -> None:
         self._settlement.record(write)
@@ -450,12 +518,20 @@ class Farm:
             self.assigner.pool.set_prioritized(write.job_id, write.prioritized)
         elif isinstance(write, SetJob) and write.status in TERMINAL:
             self.assigner.forget(write.job_id)
+            self._ended.append(write)
 
     def _tell(self, peer: bytes, message: m.Message) -> None:
         self.out.append((peer, encode(message), None))
 
     def _present(self, session: Session) -> None:
         self.pager.append(Present(session.id, session.peer, session.view()))
+
+    def _changed(self, session: Session, now: float) -> None:
+        self.assigner.changed(session)
+        self._present(session)
+        if session.view().draining:
+            self._route(self.coordinator.left(session, "drains", now), now)
+        self.coordinator.kick()
 
     def _mark_claims(self, worker: str) -> None:
         session = self.sessions.by_worker.get(worker)
@@ -495,13 +571,14 @@ class Farm:
         session = closed.session
         self.pager.append(Gone(session.id))
         self._route(self.roster.left(session), now)
+        self._route(self.coordinator.left(session, f"is gone ({closed.cause})", now), now)
         if closed.cause == "silent":
             self._tell(session.peer, m.Reject(code=400, reason="no session: silent for too long"))
         released = self.assigner.detach(session, now, wait=closed.cause == "lost")
         why = f"worker {session.worker}: {closed.cause}"
         for claim in released:
             if closed.cause == "revoked":
-                self._tell(session.peer, _abort_of(claim, "the project was revoked"))
+                self._tell(session.peer, abort_message(claim, "the project was revoked"))
             blame = closed.cause == "silent"
             self._route(self.reports.lost(claim, now, why=why, blame=blame), now)
 
@@ -525,11 +602,12 @@ class Farm:
     def _abort_on_worker(self, claim: Claim, reason: str) -> None:
         session = self.sessions.by_id.get(claim.session or "")
         if session is not None and claim.state != "claiming":
-            self._tell(session.peer, _abort_of(claim, reason))
+            self._tell(session.peer, abort_message(claim, reason))
 
-    def _stop(self) -> None:
+    def _stop(self, now: float) -> None:
         self.stopping = True
         self.registry.accepting = self.assigner.accepting = self.commands.accepting = False
+        self._route(self.coordinator.stop(now), now)
         for session in self.sessions:
             self._tell(session.peer, m.Draining())
 
@@ -542,7 +620,11 @@ class Farm:
         self._settlement.claim(claim, OpenClaim(claim.record(self.server), score))
 
     def next_batch(self, now: float) -> Batch | None:
-        """What is to be committed now, if anything."""
+        """What is to be committed now, if anything; clusters are placed first."""
+        while self._ended:
+            write = self._ended.pop()
+            self._route(self.coordinator.member_ended(write.job_id, write.error, now), now)
+        self._route(self.coordinator.place(now), now)
         return self._settlement.next_batch(now)
 
     @property
@@ -566,19 +648,30 @@ class Farm:
 
     def committed(self, number: int, results: list[bool], now: float) -> None:
         """A batch is in: winners are told, losers move on to their next best."""
-        for claim, has_won in self._settlement.committed(number, results):
-            if has_won:
-                self._won(claim, now)
-                continue
-            self.lost_races += 1
-            following = self.assigner.lost_race(claim, now)
-            if following is not None:
-                self._claim(following)
+        for awaited, has_won in self._settlement.committed(number, results):
+            match awaited:
+                case Opening(attempt=attempt) if has_won:
+                    self._route(self.coordinator.opened(attempt, now), now)
+                case Opening(attempt=attempt):
+                    self.lost_races += 1
+                    self._route(self.coordinator.not_opened(attempt, now), now)
+                case Starting(attempt=attempt):
+                    self._route(self.coordinator.started(attempt, now, won=has_won), now)
+                case Claim() if has_won:
+                    self._won(awaited, now)
+                case Claim():
+                    self.lost_races += 1
+                    following = self.assigner.lost_race(awaited, now)
+                    if following is not None:
+                        self._claim(following)
 
     def commit_failed(self, number: int, now: float) -> None:
         """A batch was rolled back. Its claims are off; everything else is written again."""
-        for claim in self._settlement.failed(number, now):
-            self._give_back(claim, now)
+        for awaited in self._settlement.failed(number, now):
+            if isinstance(awaited, Claim):
+                self._give_back(awaited, now)
+            else:
+                self._route(self.coordinator.not_opened(awaited.attempt, now), now)
 
     def _won(self, claim: Claim, now: float) -> None:
         node = self.feeder.nodes[claim.job_id]
@@ -593,6 +686,16 @@ class Farm:
             frame = assign_job(claim.job_id, claim.assignment_id, job_map(node, claim.entry))
             self.out.append((session.peer, frame, claim))
             session.holds_claims = True
+
+    def _push(self, push: Push) -> None:
+        claim = push.claim
+        session = self.sessions.by_id[claim.session or ""]
+        assert claim.entry is not None
+        job = job_map(self.feeder.nodes[claim.job_id], claim.entry)
+        seat = encode_value(msgspec.to_builtins(push.seat))
+        frame = assign_job(claim.job_id, claim.assignment_id, job, seat)
+        self.out.append((session.peer, frame, claim))
+        session.holds_claims = True
 
     def _may_run(self, session: Session, claim: Claim) -> bool:
         project = self.feeder.nodes[claim.job_id].cls.project
@@ -621,23 +724,22 @@ class Farm:
 
     def refuse_query(self, query: Query, now: float) -> None:
         """The ledger's queue is full; the look at other servers is due again anyway."""
-        if query.token not in (ADOPTED, FOREIGN, COUNTS):
+        if query.token.startswith(REBUILD):
+            self._answered(Answer(query.token, None), now)
+        elif query.token not in (ADOPTED, FOREIGN, COUNTS):
             self._route(self.commands.refused(query), now)
 
     # -- looking in -------------------------------------------------------------------------
 
     def status(self, now: float) -> dict[str, Any]:
         """The status object without its `server` part."""
-        return status(self.sessions, self.feeder, self.assigner, now)
+        return status(self.sessions, self.feeder, self.assigner, self.cluster_views, now)
 
     def check(self) -> None:
         """Asserts the invariants of every core and between them."""
         self.sessions.check()
         self.feeder.check()
         self.assigner.check()
+        self.coordinator.check()
         for job_id in self.assigner.claims:
             assert job_id in self.feeder.nodes
-
-
-def _abort_of(claim: Claim, reason: str) -> m.AbortJob:
-    return m.AbortJob(job_id=claim.job_id, assignment_id=claim.assignment_id, reason=reason)

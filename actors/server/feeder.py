@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from actors.ledger.port import Query
 from actors.ledger.records import (
     TERMINAL,
     AddRequester,
@@ -26,17 +27,20 @@ from actors.ledger.records import (
     ForeignChanges,
     JobRecord,
     Known,
+    Rebuild,
     SetJob,
     SetPriority,
     SetSizes,
     Snapshot,
     Status,
 )
-from actors.server.effects import Abort, Effect, Enter, Leave, Record
+from actors.server.effects import Abort, Ask, ClusterUnwanted, Effect, Enter, Leave, Record
 from actors.server.jobs import Node, node_of, pool_entry
 from transport import messages as m
 
 MAX_BACKOFF_SECS = 3600.0
+REBUILD = "rebuild "
+"""Begins the tokens of queries for what makes lost paths; a job id follows."""
 MAX_SIZES = 1_000_000
 """NAR sizes kept in memory; beyond it the oldest are forgotten and count as unknown."""
 
@@ -75,8 +79,11 @@ class Feeder:
         self.counts = Counter(snapshot.counts)
         self.sizes = dict(snapshot.sizes)
         claimed = {claim.job_id for claim in snapshot.claims}
+        # Members that reported and wait for the verdict of their attempt.
+        claimed |= {r.job_id for attempt in snapshot.attempts for r in attempt.reported}
         nodes = [node_of(r, snapshot.requesters.get(r.job_id, ())) for r in snapshot.jobs]
         for node in nodes:
+            self._believe_times(node, now)
             self._add(node)
             node.failed_children = snapshot.failed_children.get(node.job_id, 0)
         inputs = {path: known for path, known in snapshot.inputs.items() if known is not None}
@@ -220,7 +227,10 @@ class Feeder:
 
     def completed(self, job_id: str, now: float) -> list[Effect]:
         """The worker reported success."""
-        node = self.nodes[job_id]
+        self._complete(self.nodes[job_id], now)
+        return self._flush()
+
+    def _complete(self, node: Node, now: float) -> None:
         node.attempts += 1
         if node.kind == "eval":
             node.evaluated = True
@@ -230,7 +240,6 @@ class Feeder:
             self._settle_evaluation(node, now)
         else:
             self._end(node, "Completed", None, now)
-        return self._flush()
 
     def outputs_reported(self, outputs: Mapping[str, m.Output]) -> list[Effect]:
         """Sizes of a build's outputs, for the candidates that need them."""
@@ -240,8 +249,19 @@ class Feeder:
             return []
         return [Record(SetSizes(tuple((o.path, o.nar_size, o.nar_hash) for o in told)))]
 
-    def failed(self, job_id: str, kind: m.FailureKind, error: str, now: float) -> list[Effect]:
-        """The worker reported `Permanent`, `Timeout`, `Transient` or `InputsUnavailable`."""
+    def failed(
+        self,
+        job_id: str,
+        kind: m.FailureKind,
+        error: str,
+        now: float,
+        *,
+        missing: Collection[str] = (),
+    ) -> list[Effect]:
+        """The worker reported `Permanent`, `Timeout`, `Transient` or `InputsUnavailable`.
+
+        What made the `missing` paths is built again first, if a job did.
+        """
         node = self.nodes[job_id]
         node.attempts += 1
         if node.abort_reason is not None:
@@ -251,12 +271,44 @@ class Feeder:
         elif kind == "Permanent" or node.attempts >= self._max_attempts:
             self._end(node, "Failed", error, now)
         else:
-            backoff = self._retry_backoff * 2.0 ** (node.attempts - 1)
-            node.retry_at = now + min(backoff, MAX_BACKOFF_SECS)
+            node.retry_at = now + self._backoff(node)
             node.error = error
             self._set_status(node, "Queued")
             self._record(node, now)
-            heapq.heappush(self._retries, (node.retry_at, node.job_id))
+            if kind == "InputsUnavailable" and missing and node.inputs:
+                node.lacks = frozenset(missing)
+                asked = Query(
+                    f"{REBUILD}{job_id}", "rebuild", (job_id, tuple(missing)), writes=True
+                )
+                self._out.append(Ask(asked))
+            else:
+                heapq.heappush(self._retries, (node.retry_at, node.job_id))
+        return self._flush()
+
+    def rebuilt(self, rebuild: Rebuild, now: float) -> list[Effect]:
+        """The ledger queued again what made the paths that a job lacks, if there was anything."""
+        fresh = []
+        for record in rebuild.requeued:
+            if record.drv_path in self.by_drv:
+                continue  # another job lacked it too
+            self._recent.pop(record.drv_path or "", None)
+            node = node_of(record, rebuild.requesters)
+            self._add(node)
+            self.counts["Completed"] -= 1
+            self.counts[node.status] += 1
+            fresh.append(node)
+        for node in fresh:
+            self._link(node, rebuild.known, now)
+        waiter = self.nodes.get(rebuild.job_id)
+        if waiter is not None and waiter.lacks:
+            lacks, waiter.lacks = waiter.lacks, frozenset()
+            if self._wait_again(waiter, lacks):
+                self._record(waiter, now)
+            elif waiter.retry_at is not None:
+                heapq.heappush(self._retries, (waiter.retry_at, waiter.job_id))
+        for node in fresh:
+            if not node.waits_for and self._is_here(node):
+                self._start(node, now)
         return self._flush()
 
     def returned(self, job_id: str, now: float, *, lost: bool, why: str) -> list[Effect]:
@@ -279,6 +331,29 @@ class Feeder:
         """The worker confirmed the abort, or never did within the limit."""
         node = self.nodes[job_id]
         self._end(node, "Aborted", node.abort_reason or "aborted", now)
+        return self._flush()
+
+    def can_start(self, job_id: str) -> bool:
+        """Whether a job has not ended and nothing that it needs is missing."""
+        node = self.nodes.get(job_id)
+        return node is not None and not node.waits_for
+
+    def settled(
+        self, verdicts: Sequence[tuple[str, Status, str | None]], now: float
+    ) -> list[Effect]:
+        """The verdict of a cluster ends these members as it says: (job, status, reason). A
+        completed evaluation goes on to wait for its builds."""
+        spare = frozenset(job_id for job_id, _, _ in verdicts)
+        for job_id, status, error in verdicts:
+            node = self.nodes.get(job_id)
+            if node is None:
+                continue
+            node.cluster = None
+            if status == "Completed":
+                self._complete(node, now)
+            else:
+                node.attempts += status != "Aborted"
+                self._end(node, status, error, now, spare=spare)
         return self._flush()
 
     def due(self, now: float) -> list[Effect]:
@@ -327,7 +402,10 @@ class Feeder:
             self._out.append(Leave(node.job_id))
         node.attempts, node.losses = record.attempts, record.losses
         node.ready_at, node.retry_at = record.ready_at, record.retry_at
+        self._believe_times(node, now)
         node.evaluated = node.kind == "eval" and record.status == "Building"
+        if record.status == "Created" and not node.waits_for:
+            self._wait_again(node, None)
         if node.waits_for or record.status == "Created":
             return
         self._set_status(node, record.status)
@@ -345,15 +423,22 @@ class Feeder:
     def cancel(
         self, job_ids: Iterable[str], now: float
     ) -> tuple[list[str], list[str], list[Effect]]:
-        """Ends jobs that do not run and asks for the end of those that do.
+        """Ends jobs that do not run and asks for the end of those that do. A member takes its
+        cluster along.
 
         Returns (aborted, requested, effects). The cancelled end `Aborted`; what needs them and
         is not itself cancelled ends `DependencyFailed`.
         """
         nodes = [self.nodes[j] for j in dict.fromkeys(job_ids) if j in self.nodes]
-        aborted, requested = [], []
+        aborted: list[str] = []
+        requested: list[str] = []
+        members: list[str] = []
         for node in nodes:  # all leave the pool before anything else can be assigned
-            if node.status in ("Building", "Evaluating") and not node.evaluated:
+            if node.cluster is not None:
+                self._out.append(ClusterUnwanted(node.cluster, "cancelled"))
+                runs = node.status in ("Building", "Evaluating") and not node.evaluated
+                (requested if runs else members).append(node.job_id)
+            elif node.status in ("Building", "Evaluating") and not node.evaluated:
                 if node.abort_reason is None:
                     node.abort_reason = "cancelled"
                     self._out.append(Abort(node.job_id, "cancelled"))
@@ -365,7 +450,7 @@ class Feeder:
             ended = self.nodes.get(job_id)
             if ended is not None:
                 self._end(ended, "Aborted", "cancelled", now, spare=frozenset(aborted))
-        return aborted, requested, self._flush()
+        return [*aborted, *members], requested, self._flush()
 
     def withdraw(self, requester: str) -> tuple[list[str], list[Effect]]:
         """A submission or evaluation wants none of its jobs any more.
@@ -417,12 +502,16 @@ class Feeder:
         failed_input = None
         for path in node.inputs:
             dependency = self.by_drv.get(path)
-            if dependency is not None:
+            if dependency is not None and node.status == "Created":
                 dependency.dependents.append(node)
                 node.waits_for += 1
                 continue
             status, outputs = self._recent.get(path) or _ledger_view(known.get(path))
-            if status == "Completed":
+            if node.status != "Created":
+                # It could start, so all was built: what is being built again, or failed to be, is
+                # so for another job's sake.
+                node.built += outputs if dependency is None else dependency.outputs
+            elif status == "Completed":
                 node.built += outputs
             elif status is None:
                 self._awaited.setdefault(path, []).append(node)
@@ -433,6 +522,20 @@ class Feeder:
             node.dependents.append(waiter)
         if failed_input is not None:
             self._end(node, "DependencyFailed", f"input {failed_input} is not built", now)
+
+    def _wait_again(self, node: Node, lacks: frozenset[str] | None) -> bool:
+        """Links a job to those of its inputs that are being built again: the ones that make what
+        it lacks, or all. Whether there are any."""
+        for path in node.inputs:
+            dependency = self.by_drv.get(path)
+            if dependency is None or not (lacks is None or lacks.intersection(dependency.outputs)):
+                continue
+            dependency.dependents.append(node)
+            node.waits_for += 1
+        if node.waits_for:
+            node.retry_at = None
+            self._set_status(node, "Created")
+        return node.waits_for > 0
 
     def _start(self, node: Node, now: float) -> None:
         """Nothing stands in the way of the job any more: it is `Queued` and a candidate."""
@@ -540,6 +643,17 @@ class Feeder:
         """Whether it has not ended. By identity: a job that is queued again is a new node,
         while inputs of the old one that are still open go on naming it."""
         return self.nodes.get(node.job_id) is node
+
+    def _backoff(self, node: Node) -> float:
+        return min(self._retry_backoff * 2.0 ** (node.attempts - 1), MAX_BACKOFF_SECS)
+
+    def _believe_times(self, node: Node, now: float) -> None:
+        """Times come back from the ledger as far off as the wall clock was set meanwhile: nothing
+        could start after now, and nobody waits for longer than a retry takes."""
+        if node.ready_at is not None:
+            node.ready_at = min(node.ready_at, now)
+        if node.retry_at is not None:
+            node.retry_at = min(node.retry_at, now + self._backoff(node))
 
     # -- bookkeeping ---------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ class Node:
     ready_at: float | None = None
     retry_at: float | None = None
     error: str | None = None
+    lacks: frozenset[str] = frozenset()
+    """Paths it needs that its worker could get nowhere; the ledger is looking for their makers."""
     requesters: frozenset[str] = frozenset()
     waits_for: int = 0
     """How many of its inputs are not built."""
@@ -63,6 +65,8 @@ class Node:
     evaluated: bool = False
     unchecked: bool = True
     """Of an evaluation: its graph was not searched for cycles yet."""
+    cluster: str | None = None
+    """It is a member: it starts with its cluster, and only the cluster's verdict ends it."""
 
     @property
     def kind(self) -> str:
@@ -73,7 +77,9 @@ def project_of(job: m.SubmittedJob | m.SubmittedEvaluation) -> str:
     return job.project or _DEFAULT_PROJECT
 
 
-def build_record(job: m.SubmittedJob, job_id: str, *, interactive: bool) -> JobRecord:
+def build_record(
+    job: m.SubmittedJob, job_id: str, *, interactive: bool, cluster: str | None = None
+) -> JobRecord:
     """The ledger's form of a submitted build."""
     return JobRecord(
         job_id=job_id,
@@ -87,11 +93,17 @@ def build_record(job: m.SubmittedJob, job_id: str, *, interactive: bool) -> JobR
         inputs=tuple(dict.fromkeys(job.input_drvs)),
         prioritized=bool(job.prioritized),
         interactive=interactive,
+        cluster=cluster,
     )
 
 
 def evaluation_record(
-    evaluation: m.SubmittedEvaluation, job_id: str, ready_at: float, *, interactive: bool
+    evaluation: m.SubmittedEvaluation,
+    job_id: str,
+    ready_at: float,
+    *,
+    interactive: bool,
+    cluster: str | None = None,
 ) -> JobRecord:
     """The ledger's form of a submitted evaluation."""
     return JobRecord(
@@ -107,6 +119,7 @@ def evaluation_record(
         prioritized=bool(evaluation.prioritized),
         interactive=interactive,
         ready_at=ready_at,
+        cluster=cluster,
     )
 
 
@@ -184,6 +197,7 @@ def _mutable(record: JobRecord) -> dict[str, Any]:
         "ready_at": record.ready_at,
         "retry_at": record.retry_at,
         "error": record.error,
+        "cluster": record.cluster,
     }
 
 
@@ -227,4 +241,5 @@ def pool_entry(node: Node, sizes: Mapping[str, int]) -> PoolEntry:
         drv_paths=(node.drv_path,) if node.drv_path else (),
         output_paths=node.outputs,
         package=node.package,
+        is_cluster_member=node.cluster is not None,
     )

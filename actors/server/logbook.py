@@ -8,15 +8,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import trio
 
-from actors.ledger.actor import Offload
-from actors.ledger.port import Waiting
+from actors.hangs import Inlet
+from actors.ledger.port import Offload, Waiting
 from actors.outage import Outage
-from actors.server.effects import Log, ReadLog
+from actors.server.effects import DropLogs, Log, ReadLog
 from transport import messages as m
 
 log = logging.getLogger("headrace.logbook")
@@ -34,7 +35,7 @@ class Logbook:
     def __init__(self, folder: Path, answer: Callable[[bytes, m.CmdLogsReply], None]) -> None:
         self._folder = folder
         self._answer = answer
-        self._waiting: Waiting[Log | ReadLog] = Waiting(MAX_QUEUED)
+        self._waiting: Waiting[Log | ReadLog | DropLogs] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
         self._outage = Outage()
         self.dropped = 0
@@ -44,8 +45,14 @@ class Logbook:
     def queue(self) -> int:
         return len(self._waiting)
 
-    def put(self, item: Log | ReadLog) -> None:
-        """Queues a chunk for writing, or a client's read behind the chunks before it."""
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What the logbook takes from."""
+        return (self._waiting.inlet("queue"),)
+
+    def put(self, item: Log | ReadLog | DropLogs) -> None:
+        """Queues a chunk for writing, or a client's read behind the chunks before it; a removal
+        that finds no room leaves the logs where they are."""
         size = len(item.data) if isinstance(item, Log) else 0
         if self._queued_bytes + size > MAX_QUEUED_BYTES or not self._waiting.put(item):
             self.dropped += 1
@@ -57,7 +64,9 @@ class Logbook:
         while True:
             first = await self._waiting.head()
             if isinstance(first, ReadLog):
-                data, following = await offload(self._read, first.job_id, first.offset)
+                data, following = await self._waiting.offload(
+                    offload, self._read, first.job_id, first.offset
+                )
                 self._waiting.done()
                 reply = m.CmdLogsReply(
                     request=first.request,
@@ -68,12 +77,16 @@ class Logbook:
                 )
                 self._answer(first.peer, reply)
                 continue
+            if isinstance(first, DropLogs):
+                await self._waiting.offload(offload, self._remove, first.job_ids)
+                self._waiting.done()
+                continue
             chunks = []
             for item in self._waiting.items:
-                if isinstance(item, ReadLog):
+                if not isinstance(item, Log):
                     break
                 chunks.append(item)
-            self.dropped += await offload(self._append, chunks)
+            self.dropped += await self._waiting.offload(offload, self._append, chunks)
             for chunk in chunks:
                 self._waiting.done()
                 self._queued_bytes -= len(chunk.data)
@@ -112,6 +125,10 @@ class Logbook:
             log.error("a build log is not read: %s", error)  # noqa: TRY400 - one line
             return b"", offset
         return data, offset + len(data)
+
+    def _remove(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            shutil.rmtree(self._job_folder(job_id), ignore_errors=True)
 
     def _job_folder(self, job_id: str) -> Path:
         return self._folder / _file_name(job_id)

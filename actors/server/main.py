@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from actors.ledger.errors import LedgerError, LedgerLost
+from actors.ledger.errors import LedgerError
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.authorization import BadRegistry, Registration, read_registry
@@ -26,7 +26,8 @@ from actors.server.ids import epoch
 from actors.server.locks import ServerLocks
 from actors.server.policies import PolicyError, load_policy, with_fair_share
 from actors.server.scoring import Policy
-from actors.supervision import GaveUp
+from actors.server.watchdog import Watchdog, end_process
+from actors.supervision import GaveUp, leaves
 from transport.adapter import Context
 from transport.curve import Authenticator, KeyFileError, KeyPair, generate, load, read_authorized
 from transport.interface import BindFailed, Router
@@ -64,7 +65,8 @@ def run_server(config: ServerConfig) -> int:
     try:
         ledger = _open_ledger(config.state_dir / "ledger.sqlite3", server, locks)
         try:
-            return trio.run(_main, config, policy, server, ledger, locks)
+            with Watchdog() as watchdog:
+                return trio.run(_main, config, policy, server, ledger, locks, watchdog)
         finally:
             ledger.close()
     finally:
@@ -88,8 +90,15 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 async def _main(
-    config: ServerConfig, policy: Policy, server: str, ledger: SqliteLedger, locks: ServerLocks
+    config: ServerConfig,
+    policy: Policy,
+    server: str,
+    ledger: SqliteLedger,
+    locks: ServerLocks,
+    watchdog: Watchdog,
 ) -> int:
+    # Until the very end: what holds up the end is to be found too.
+    trio.lowlevel.spawn_system_task(watchdog.beat)
     keys = _server_keys(config.state_dir) if config.curve else None
     client_keys = _client_keys(config) if config.curve else None
     failure: BindFailed | None = None
@@ -102,7 +111,7 @@ async def _main(
         except BindFailed as error:
             failure = error  # raised outside: a nursery would wrap it
         else:
-            code = await _serve(config, policy, server, ledger, locks, router, keys)
+            code = await _serve(config, policy, server, ledger, locks, router, keys, watchdog)
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise CannotStart(str(failure))
@@ -141,6 +150,7 @@ async def _serve(
     locks: ServerLocks,
     router: Router,
     keys: KeyPair | None,
+    watchdog: Watchdog,
 ) -> int:
     clock = trio.lowlevel.current_clock()  # the ledger's threads read it too
     whole = Server(
@@ -154,6 +164,8 @@ async def _serve(
         load_registrations=lambda: _registrations(config),
         others_alive=lambda: locks.others()[0],
         version=version("headrace"),
+        end_process=end_process,
+        ending=watchdog.expect_end,
     )
     code = 0
     try:
@@ -175,20 +187,15 @@ async def _serve(
                 await trio.sleep(FAREWELL_SECS)
                 nursery.cancel_scope.cancel()
     except* GaveUp as group:
-        log.critical("%s", _first(group))
+        for error in leaves(group):
+            log.critical("%s", error)
         code = 1
     try:
         ledger.sync()
-    except LedgerLost as error:
+    except LedgerError as error:
         log.critical("%s", error)
         code = 1
     return code
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _settle(whole: Server) -> None:

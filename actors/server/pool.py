@@ -295,6 +295,16 @@ class Pool:
             outputs_present=bool(state & PRESENT),
         )
 
+    def seats(
+        self, job_id: str, slots: NDArray[np.intp]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64]]:
+        """Of a pending job, for each of these workers: whether it is a candidate, whether the
+        worker reported it, and the missing bytes that it reported."""
+        block, at = self._locate(self._rows[job_id])
+        state = block.state[slots, at]
+        missing = block.missing_nar_size[slots, at]
+        return (state & ELIGIBLE) != 0, (state & REPORTED) != 0, missing
+
     # -- columns ---------------------------------------------------------------------------
 
     def blocks(self) -> Iterator[tuple[Block, int]]:

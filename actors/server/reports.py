@@ -11,10 +11,14 @@ Rules of the file:
 
 from __future__ import annotations
 
+from typing import Literal
+
 from actors.ledger.records import AddMessages, AddMetric, CloseClaim, Outcome
 from actors.server.admissions import Admissions
 from actors.server.assigner import Assigner
 from actors.server.claims import Claim
+from actors.server.clusters.coordinator import Coordinator
+from actors.server.clusters.model import Result
 from actors.server.effects import Effect, Log, Record, Released, Tell, TellDurable
 from actors.server.feeder import Feeder
 from actors.server.scoring.columns import CONTENTION_PER_BUILD
@@ -44,10 +48,17 @@ _OUTCOMES: dict[str, Outcome] = {
 class Reports:
     """See the rules above. `stale` counts the reports that were dropped."""
 
-    def __init__(self, assigner: Assigner, feeder: Feeder, admissions: Admissions) -> None:
+    def __init__(
+        self,
+        assigner: Assigner,
+        feeder: Feeder,
+        admissions: Admissions,
+        coordinator: Coordinator,
+    ) -> None:
         self._assigner = assigner
         self._feeder = feeder
         self._admissions = admissions
+        self._coordinator = coordinator
         self.stale = 0
         # Evaluations that are done while derivations of theirs are on the way to the ledger.
         self._held: dict[str, tuple[Session, m.JobCompleted]] = {}
@@ -62,6 +73,8 @@ class Reports:
         claim = self._assigner.find(session, report.job_id, report.assignment_id)
         if claim is None:
             self.stale += 1
+            if isinstance(report, m.AssignJobResponse) and report.accepted:
+                return self._coordinator.late(session, report.assignment_id)
             return []
         match report:
             case m.AssignJobResponse():
@@ -85,11 +98,19 @@ class Reports:
     def lost(self, claim: Claim, now: float, *, why: str, blame: bool) -> list[Effect]:
         """The claim's worker will not report any more; the claim was released."""
         closed = self._close(claim, "Abandoned", why, now)
+        if claim.attempt is not None:
+            return [*closed, *self._coordinator.ended(claim, Result("Failed", why), now)]
         lost = blame and claim.blames_job and claim.state == "accepted"
         return [*closed, *self._feeder.returned(claim.job_id, now, lost=lost, why=why)]
 
     def unanswered(self, claim: Claim, now: float) -> list[Effect]:
         """The worker did not answer `AssignJob` in time."""
+        if claim.attempt is not None:
+            # Taken over by a restarted dispatch, which may have missed its report.
+            self._assigner.release(claim)
+            closed = self._close(claim, "Unanswered", None, now)
+            lost = Result("Failed", f"worker {claim.worker} did not answer after a restart")
+            return [*closed, *self._coordinator.ended(claim, lost, now)]
         self._assigner.declined(claim, now)
         closed = self._close(claim, "Unanswered", None, now)
         return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="no answer")]
@@ -98,12 +119,17 @@ class Reports:
         """The worker never confirmed an abort."""
         self._assigner.release(claim)
         closed = self._close(claim, "Aborted", "the abort was not confirmed", now)
+        if claim.attempt is not None:
+            return [*closed, *self._coordinator.ended(claim, Result("Failed"), now)]
         return [*closed, *self._feeder.aborted(claim.job_id, now)]
 
     def undeliverable(self, claim: Claim, now: float) -> list[Effect]:
         """The `AssignJob` could not be sent, or is not wanted any more."""
         self._assigner.release(claim)
         closed = self._close(claim, "Undeliverable", None, now)
+        if claim.attempt is not None:
+            lost = Result("Failed", f"worker {claim.worker} could not be told")
+            return [*closed, *self._coordinator.ended(claim, lost, now)]
         return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="not sent")]
 
     def admitted(self, requester: str, now: float) -> list[Effect]:
@@ -125,21 +151,36 @@ class Reports:
         self, session: Session, claim: Claim, answer: m.AssignJobResponse, now: float
     ) -> list[Effect]:
         if answer.accepted:
-            if claim.state == "unanswered":
-                self._assigner.accepted(session, claim)
-            return []
+            return self._accepted(session, claim, now)
         if claim.state != "unanswered":
             self.stale += 1
             return []
+        if claim.attempt is not None:
+            self._assigner.release(claim)
+            closed = self._close(claim, "Declined", answer.reason, now)
+            why = f"worker {claim.worker} declined: {answer.reason or 'no reason given'}"
+            return [*closed, *self._coordinator.ended(claim, Result("Failed", why), now)]
         self._assigner.declined(claim, now)
         closed = self._close(claim, "Declined", answer.reason, now)
         return [*closed, *self._feeder.returned(claim.job_id, now, lost=False, why="declined")]
 
+    def _accepted(self, session: Session, claim: Claim, now: float) -> list[Effect]:
+        if claim.state != "unanswered":
+            return []
+        self._assigner.accepted(session, claim)
+        return self._coordinator.accepted(claim, now)
+
     def _updated(
         self, session: Session, claim: Claim, update: m.AnyUpdate, now: float
     ) -> list[Effect]:
-        if claim.state == "unanswered":
-            self._assigner.accepted(session, claim)
+        return [
+            *self._accepted(session, claim, now),
+            *self._took(session, claim, update, now),
+        ]
+
+    def _took(
+        self, session: Session, claim: Claim, update: m.AnyUpdate, now: float
+    ) -> list[Effect]:
         match update:
             case m.EvalResult():
                 return self._evaluated(session, claim, update, now)
@@ -158,8 +199,11 @@ class Reports:
             text = "JobUpdate: `update` EvalResult on a build"
             return [Tell(session.peer, m.Error(code=400, message=text))]
         effects: list[Effect] = []
-        if result.warnings or result.errors:
-            told = AddMessages(claim.job_id, tuple(result.warnings), tuple(result.errors))
+        if result.warnings or result.errors or result.targets:
+            told = AddMessages(
+                claim.job_id, tuple(result.warnings), tuple(result.errors),
+                tuple((result.targets or {}).items()),
+            )  # fmt: skip
             effects.append(Record(told))
         if result.derivations and claim.abort_reason is None:
             project = self._feeder.nodes[claim.job_id].cls.project
@@ -170,8 +214,10 @@ class Reports:
         self, session: Session, claim: Claim, report: m.JobCompleted, now: float
     ) -> list[Effect]:
         if self._feeder.nodes[claim.job_id].admissions:
-            # `Recorded` promises that its derivations are durable too.
+            # `Recorded` promises that its derivations are durable too. A dispatch that is
+            # restarted meanwhile must not take the job for one that still runs.
             self._held[claim.job_id] = (session, report)
+            session.accepted.discard(claim.assignment_id)
             return []
         fetched = self._assigner.finished(claim, session, report.spans or ())
         self._assigner.release(claim)
@@ -182,7 +228,10 @@ class Reports:
             effects += self._learn(session, claim, _duration(claim, now), now)
         elif output is not None and output.metrics is not None and not output.substituted:
             effects += self._learn(session, claim, output.metrics, now)
-        effects += self._feeder.completed(claim.job_id, now)
+        if claim.attempt is not None:
+            effects += self._coordinator.ended(claim, Result("Completed"), now)
+        else:
+            effects += self._feeder.completed(claim.job_id, now)
         return [*effects, _recorded(session, claim)]
 
     def _failed(
@@ -194,8 +243,15 @@ class Reports:
         metrics = report.metrics
         if claim.kind == "build" and metrics is not None and metrics.oom:
             effects += self._learn(session, claim, metrics, now)
-        if report.kind not in ("Aborted", "Canceled"):
-            effects += self._feeder.failed(claim.job_id, report.kind, report.error, now)
+        if claim.attempt is not None:
+            status: Literal["TimedOut", "Failed"] = (
+                "TimedOut" if report.kind == "Timeout" else "Failed"
+            )
+            effects += self._coordinator.ended(claim, Result(status, report.error), now)
+        elif report.kind not in ("Aborted", "Canceled"):
+            effects += self._feeder.failed(
+                claim.job_id, report.kind, report.error, now, missing=report.missing_paths or ()
+            )
         elif claim.abort_reason is not None:
             effects += self._feeder.aborted(claim.job_id, now)
         else:
@@ -236,13 +292,12 @@ def _duration(claim: Claim, now: float) -> m.BuildMetrics:
     return m.BuildMetrics(wall_time_ms=round(max(0.0, now - claim.claimed_at) * 1000))
 
 
-def abort_message(claim: Claim) -> m.AbortJob:
+def abort_message(claim: Claim, reason: str | None = None) -> m.AbortJob | m.AbortCluster:
     """Tells the claim's worker to stop the job."""
-    return m.AbortJob(
-        job_id=claim.job_id,
-        assignment_id=claim.assignment_id,
-        reason=claim.abort_reason or "not wanted any more",
-    )
+    reason = reason or claim.abort_reason or "not wanted any more"
+    if claim.attempt is not None:
+        return m.AbortCluster(claim.attempt, reason)
+    return m.AbortJob(claim.job_id, claim.assignment_id, reason)
 
 
 def _recorded(session: Session, claim: Claim) -> TellDurable:

@@ -12,8 +12,12 @@ from collections import deque
 from actors.ledger.port import Batch
 from actors.ledger.records import OpenClaim, Write
 from actors.server.claims import Claim
+from actors.server.clusters.model import Opening, Starting
 
 COMMIT_RETRY_SECS = 1.0
+
+Awaited = Claim | Opening | Starting
+"""Whose write's result is told with the commit."""
 
 
 class Settlement:
@@ -21,8 +25,8 @@ class Settlement:
 
     def __init__(self, first_batch: int = 1) -> None:
         self._writes: list[Write] = []
-        self._claiming: list[tuple[int, Claim]] = []
-        self._batches: dict[int, tuple[list[Write], list[tuple[int, Claim]]]] = {}
+        self._awaited: list[tuple[int, Awaited]] = []
+        self._batches: dict[int, tuple[list[Write], list[tuple[int, Awaited]]]] = {}
         self._next = first_batch
         self._committed = first_batch - 1
         self._hold_until = -math.inf
@@ -54,7 +58,11 @@ class Settlement:
 
     def claim(self, claim: Claim, write: OpenClaim) -> None:
         """A claim's row, part of the next batch; its result comes back with it."""
-        self._claiming.append((len(self._writes), claim))
+        self.expect(claim, write)
+
+    def expect(self, awaited: Awaited, write: Write) -> None:
+        """Part of the next batch; its result comes back with it."""
+        self._awaited.append((len(self._writes), awaited))
         self._writes.append(write)
 
     def promise(self, peer: bytes, frame: bytes) -> None:
@@ -68,36 +76,43 @@ class Settlement:
             return None
         self._hold_until = -math.inf
         batch = Batch(self._next, self._writes)
-        self._batches[batch.number] = (self._writes, self._claiming)
-        self._writes, self._claiming = [], []
+        self._batches[batch.number] = (self._writes, self._awaited)
+        self._writes, self._awaited = [], []
         self._next += 1
         return batch
 
-    def committed(self, number: int, results: list[bool]) -> list[tuple[Claim, bool]]:
-        """A batch is in: its claims, and whether each was won."""
-        _, claiming = self._batches.pop(number)
+    def committed(self, number: int, results: list[bool]) -> list[tuple[Awaited, bool]]:
+        """A batch is in: what was awaited in it, and whether each was won."""
+        _, awaited = self._batches.pop(number)
         self._committed = number
-        return [(claim, results[position]) for position, claim in claiming]
+        return [(each, results[position]) for position, each in awaited]
 
-    def failed(self, number: int, now: float) -> list[Claim]:
-        """A batch was rolled back, and with it all later ones in flight: their claims are off,
-        everything else is written again in the same order, before anything newer and not before
-        `COMMIT_RETRY_SECS`."""
+    def failed(self, number: int, now: float) -> list[Claim | Opening]:
+        """A batch was rolled back, and with it all later ones in flight: their claims and the
+        openings of attempts are off, everything else is written again in the same order, before
+        anything newer and not before `COMMIT_RETRY_SECS`."""
         numbers = sorted(n for n in self._batches if n >= number)
         again: list[Write] = []
-        claims: list[Claim] = []
+        kept: list[tuple[int, Awaited]] = []
+        off: list[Claim | Opening] = []
         for n in numbers:
-            writes, claiming = self._batches.pop(n)
-            positions = {position for position, _ in claiming}
-            again += [w for i, w in enumerate(writes) if i not in positions]
-            claims += [claim for _, claim in claiming]
+            writes, awaited = self._batches.pop(n)
+            by_position = dict(awaited)
+            for position, write in enumerate(writes):
+                each = by_position.get(position)
+                if isinstance(each, Claim | Opening):
+                    off.append(each)
+                    continue
+                if each is not None:
+                    kept.append((len(again), each))
+                again.append(write)
         self._writes[:0] = again
-        self._claiming = [(p + len(again), claim) for p, claim in self._claiming]
+        self._awaited = [*kept, *((p + len(again), each) for p, each in self._awaited)]
         self._promises = deque(
             (self._next if n in numbers else n, peer, frame) for n, peer, frame in self._promises
         )
         self._hold_until = now + COMMIT_RETRY_SECS
-        return claims
+        return off
 
     def synced(self, number: int) -> list[tuple[bytes, bytes]]:
         """Every batch up to this number is durable: what may be sent now."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import trio
 
+from actors.hangs import Inlet
 from actors.server.effects import (
     Enter,
     Gone,
@@ -28,6 +31,17 @@ class PagerShell:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._taken = 0
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """What the pager takes from."""
+
+        def nudge() -> None:
+            with contextlib.suppress(trio.WouldBlock):  # full: it has enough to take
+                self._world.to_pager.send_nowait([])
+
+        return (Inlet("inbox", lambda: self._taken, nudge),)
 
     async def run(self) -> None:
         """One incarnation: everything is offered anew after the `Reset` that it asks for."""
@@ -62,6 +76,7 @@ class PagerShell:
         self._blocked.clear()
 
     def _apply(self, batch: list[PagerEvent]) -> None:
+        self._taken += 1
         for event in batch:
             if isinstance(event, Reset):
                 self._reset(event)
@@ -121,11 +136,26 @@ class PagerShell:
                 self._world.post(PeerGone(self._peers.pop(session)))
 
 
-async def run_reaper(world: World) -> None:
+class ReaperShell:
     """Sweeps for the silent; what dispatch's inbox does not take is accused again."""
-    reaper = Reaper(world.config.heartbeat_timeout, trio.current_time())
-    while True:
-        await trio.sleep(SWEEP_SECS)
-        now = trio.current_time()
-        for accusation in reaper.sweep(world.sessions, world.outbox.stuck(now - FULL_SECS), now):
-            world.post(accusation)
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sweeps = 0
+
+    @property
+    def inlets(self) -> tuple[Inlet, ...]:
+        """It takes nothing but the time, and that twice a second."""
+        return (Inlet("clock", lambda: self._sweeps),)
+
+    async def run(self) -> None:
+        """One incarnation."""
+        world = self._world
+        reaper = Reaper(world.config.heartbeat_timeout, trio.current_time())
+        while True:
+            await trio.sleep(SWEEP_SECS)
+            self._sweeps += 1
+            now = trio.current_time()
+            stuck = world.outbox.stuck(now - FULL_SECS)
+            for accusation in reaper.sweep(world.sessions, stuck, now):
+                world.post(accusation)

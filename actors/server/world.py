@@ -8,11 +8,10 @@ from typing import Any
 
 import trio
 
-from actors.ledger.actor import Offload
-from actors.ledger.port import LedgerPort
+from actors.ledger.port import LedgerPort, Offload
 from actors.server.authorization import Registration
 from actors.server.config import ServerConfig
-from actors.server.effects import PagerEvent
+from actors.server.effects import HealthRequest, PagerEvent
 from actors.server.farm import DispatchEvent
 from actors.server.ids import Ids
 from actors.server.logbook import Logbook
@@ -49,6 +48,8 @@ class World:
     """Ids of other servers on this ledger that live."""
     kill: Callable[[str], bool]
     """Ends an actor, to be restarted; false if it is not there to be ended."""
+    check_health: Callable[[HealthRequest], object]
+    """Looks whether everybody lives, and answers."""
     server_status: Callable[[float], dict[str, Any]]
     """The `server` part of the status object."""
     batches: int = 0

@@ -44,6 +44,8 @@ class WorkerConfig:
     """Secret key that signs what is written to the cache."""
     build_max_concurrent: int = 1
     eval_max_concurrent: int = 1
+    eval_max_memory_mb: int = 0
+    """Of one evaluation by Nix; 0 = no limit."""
     systems: tuple[str, ...] | None = None
     features: tuple[str, ...] | None = None
     zone: str | None = None

@@ -13,7 +13,7 @@ outlive it. What belongs to a session (the first list, pages being scored, the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
 
@@ -27,6 +27,7 @@ from actors.worker.tasks import SILENTLY, JobTable, Stop, Task
 from transport import messages as m
 
 MAX_UNSCORED_PAGES = 256
+MAX_UNSENT_SIGNALS = 64  # of one member, while there is no session
 MAX_UNCONFIRMED = 256  # reports; a server so far behind gets no more work from us
 _STORY_LENGTH = 100
 # Of an `InitConnection` without what it still runs, and of the keys of one claim in it.
@@ -181,7 +182,10 @@ class WorkerCore:
             case e.Received() | e.Garbled() | e.Lost() | e.Scored():
                 if event.connection == self._connection and self.link is not Link.IDLE:
                     self._take_from_link(event, now)
-            case e.JobUpdated() | e.BuildAdvanced() | e.EvalAdvanced() | e.JobLogged():
+            case (
+                e.JobUpdated() | e.BuildAdvanced() | e.EvalAdvanced() | e.JobAsked()
+                | e.SignalSent() | e.JobLogged()
+            ):  # fmt: skip
                 task = self.jobs.tasks.get(event.assignment_id)
                 if task is not None and task.stop is None:
                     self._take_from_job(task, event, now)
@@ -259,6 +263,13 @@ class WorkerCore:
                 self._start_cluster(message)
             case m.AbortCluster():
                 self._abort_cluster(message)
+            case m.ClusterSignal(attempt, payload, _, sender):
+                task = self.jobs.of_attempt(attempt)
+                if task is not None and not task.is_held and task.stop is None:
+                    claim = task.assignment
+                    self._do(e.DeliverSignal(claim.assignment_id, sender, payload))
+            case m.KnownDerivations():
+                self._do(e.JobAnswered(message.query_id, message.known))
             case m.Draining():
                 self._server_draining = True
                 self._note("info", "the server is stopping; jobs go on, no more are asked for")
@@ -318,6 +329,9 @@ class WorkerCore:
                 gap = f"[{task.unsent_log_bytes} bytes of log lost without a server]\n"
                 self._send(m.LogChunk(claim.job_id, claim.assignment_id, gap.encode()))
                 task.unsent_log_bytes = 0
+            for signal in task.unsent_signals:
+                self._send(signal)
+            task.unsent_signals.clear()
         for report in list(self.jobs.reports.values()):
             if report.assignment_id not in resumed:
                 del self.jobs.reports[report.assignment_id]
@@ -475,9 +489,9 @@ class WorkerCore:
             return f"no free {claim.kind} slot"
         return None
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: Task, roster: Sequence[m.RosterEntry] = ()) -> None:
         task.hold_until = None
-        self._do(e.StartJob(task.assignment))
+        self._do(e.StartJob(task.assignment, list(roster)))
         if task.assignment.kind == "build":
             self._send(self._update(task, m.Building()))
 
@@ -494,7 +508,7 @@ class WorkerCore:
     def _start_cluster(self, message: m.StartCluster) -> None:
         task = self.jobs.of_attempt(message.attempt)
         if task is not None and task.is_held:
-            self._start(task)
+            self._start(task, message.roster)
 
     def _abort_cluster(self, message: m.AbortCluster) -> None:
         task = self.jobs.of_attempt(message.attempt)
@@ -519,7 +533,12 @@ class WorkerCore:
     def _take_from_job(
         self,
         task: Task,
-        event: e.JobUpdated | e.BuildAdvanced | e.EvalAdvanced | e.JobLogged,
+        event: e.JobUpdated
+        | e.BuildAdvanced
+        | e.EvalAdvanced
+        | e.JobAsked
+        | e.SignalSent
+        | e.JobLogged,
         now: float,
     ) -> None:
         claim = task.assignment
@@ -542,6 +561,12 @@ class WorkerCore:
                     task.progress_at = now
                     progress = m.EvalProgress(claim.job_id, claim.assignment_id, derivations)
                     self._send_if_serving(progress)
+            case e.JobAsked(_, query_id, drv_paths):
+                self._send_if_serving(
+                    m.QueryKnownDerivations(claim.job_id, claim.assignment_id, query_id, drv_paths)
+                )
+            case e.SignalSent(_, to, payload):
+                self._signal(task, to, payload)
             case e.JobLogged(_, data):
                 if self.link is not Link.SERVING:
                     task.unsent_log_bytes += len(data)
@@ -549,6 +574,17 @@ class WorkerCore:
                 for at in range(0, len(data), m.MAX_LOG_CHUNK_BYTES):
                     chunk = data[at : at + m.MAX_LOG_CHUNK_BYTES]
                     self._send(m.LogChunk(claim.job_id, claim.assignment_id, chunk))
+
+    def _signal(self, task: Task, to: m.MemberRef | None, payload: bytes) -> None:
+        if task.assignment.seat is None:
+            return
+        signal = m.ClusterSignal(task.assignment.seat.attempt, payload, to)
+        if self.link is Link.SERVING:
+            self._send(signal)
+        elif len(task.unsent_signals) < MAX_UNSENT_SIGNALS:
+            task.unsent_signals.append(signal)
+        else:
+            self._note("warning", "a cluster signal is dropped: the server is away for too long")
 
     def _finish(self, event: e.JobFinished) -> None:
         task = self.jobs.tasks.get(event.assignment_id)

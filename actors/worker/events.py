@@ -85,6 +85,22 @@ class EvalAdvanced(Struct, frozen=True):
     derivations: int
 
 
+class JobAsked(Struct, frozen=True):
+    """Which of these derivations are known whole; `JobAnswered` follows if the server tells."""
+
+    assignment_id: str
+    query_id: int
+    drv_paths: list[str]
+
+
+class SignalSent(Struct, frozen=True):
+    """A running cluster member has something for one other member, or for all (no `to`)."""
+
+    assignment_id: str
+    to: m.MemberRef | None
+    payload: bytes
+
+
 class JobLogged(Struct, frozen=True):
     assignment_id: str
     data: bytes
@@ -119,8 +135,8 @@ class DrainRequested(Struct, frozen=True):
 
 Event = (
     Tick | Received | Garbled | Lost | Scored | JobUpdated | BuildAdvanced | EvalAdvanced
-    | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged | PeersChanged
-    | DrainRequested
+    | JobAsked | SignalSent | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged
+    | PeersChanged | DrainRequested
 )  # fmt: skip
 
 
@@ -149,12 +165,29 @@ class ScorePage(Struct, frozen=True):
 
 class StartJob(Struct, frozen=True):
     assignment: Assignment
+    roster: list[m.RosterEntry] = []
+    """Of its cluster."""
 
 
 class StopJob(Struct, frozen=True):
     """Stop the job's processes; `JobFinished` follows once nothing of it runs."""
 
     assignment_id: str
+
+
+class JobAnswered(Struct, frozen=True):
+    """The server's answer to a `JobAsked`."""
+
+    query_id: int
+    known: list[str]
+
+
+class DeliverSignal(Struct, frozen=True):
+    """Another member's signal to a running one."""
+
+    assignment_id: str
+    sender: m.MemberRef | None
+    payload: bytes
 
 
 class Note(Struct, frozen=True):
@@ -168,4 +201,7 @@ class Exit(Struct, frozen=True):
     code: int
 
 
-Effect = Connect | Disconnect | Send | ScorePage | StartJob | StopJob | Note | Exit
+Effect = (
+    Connect | Disconnect | Send | ScorePage | StartJob | StopJob | JobAnswered | DeliverSignal
+    | Note | Exit
+)  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,20 +11,32 @@ import psutil
 
 from transport import messages as m
 
+MIN_INTERVAL_SECS = 1.0
+"""What a shorter time was busy with says nothing of the machine, and least of all at a start."""
+
 
 class MachineMetrics:
     """CPU use between two calls of `read`, and memory now."""
 
     def __init__(self) -> None:
         psutil.cpu_percent(interval=None)  # the first value has no earlier one to compare with
+        self._since = time.monotonic()
 
     def read(self, build_peaks_mb: Mapping[str, int]) -> m.WorkerMetrics:
         """`build_peaks_mb`: by job id, of each running build."""
         return m.WorkerMetrics(
-            cpu_usage_pct=min(100.0, max(0.0, psutil.cpu_percent(interval=None))),
+            cpu_usage_pct=self._cpu_usage_pct(),
             ram_free_mb=psutil.virtual_memory().available // 2**20,
             build_peak_ram_mb=dict(build_peaks_mb) or None,
         )
+
+    def _cpu_usage_pct(self) -> float | None:
+        """None while the interval is too short; it then goes on."""
+        now = time.monotonic()
+        if now - self._since < MIN_INTERVAL_SECS:
+            return None
+        self._since = now
+        return min(100.0, max(0.0, psutil.cpu_percent(interval=None)))
 
 
 def session_members(leader: int) -> list[int]:
@@ -45,21 +58,6 @@ def session_rss(leader: int) -> int:
     for pid in session_members(leader):
         try:
             total += psutil.Process(pid).memory_info().rss
-        except psutil.Error:
-            continue
-    return total
-
-
-def family_rss(parent: int) -> int:
-    """Bytes of memory that the descendants of a process have resident, as `session_rss`."""
-    total = 0
-    try:
-        family = psutil.Process(parent).children(recursive=True)
-    except psutil.Error:
-        return 0
-    for process in family:
-        try:
-            total += process.memory_info().rss
         except psutil.Error:
             continue
     return total

@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import os
 import random
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,11 @@ from pathlib import Path
 
 import trio
 
-from actors.worker.config import ConfigError, WorkerConfig, read_peers, worker_id
+from actors.worker.config import ConfigError, ExecutorName, WorkerConfig, read_peers, worker_id
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.detect import detect
 from actors.worker.executors.base import Executor
-from actors.worker.executors.nix import NixExecutor
+from actors.worker.executors.nix import NixExecutor, why_unusable
 from actors.worker.executors.process import ProcessExecutor
 from actors.worker.metrics import MachineMetrics
 from actors.worker.shell import WorkerShell
@@ -100,6 +101,17 @@ def make_executor(config: WorkerConfig) -> Executor:
     if config.executor == "process":
         return ProcessExecutor.of(config)
     return NixExecutor.of(config)
+
+
+def default_executor(store: str | None) -> ExecutorName:
+    """`nix` where a Nix is installed that can use the store, else `process`."""
+    if shutil.which("nix-store") is None:
+        return "process"
+    reason = why_unusable(store)
+    if reason is None:
+        return "nix"
+    log.warning("Nix is installed and cannot be used (%s): --executor process", reason)
+    return "process"
 
 
 class _Stopper:

@@ -19,8 +19,9 @@ from actors.worker import policy
 from actors.worker.config import ConfigError, read_peers
 from actors.worker.core import WorkerCore
 from actors.worker.executors.base import Executor, score_as_missing
-from actors.worker.jobs import ReportingContext, run_job
+from actors.worker.jobs import Questions, ReportingContext, run_job
 from actors.worker.link import Link
+from actors.worker.signals import Member, Signal
 from transport import messages as m
 from transport.codec import Decoder, Malformed
 from transport.interface import ConnectionLost, Connector
@@ -71,7 +72,10 @@ class WorkerShell:
         self._room.set()
         self._local: list[e.Event] = []
         self._jobs: dict[str, trio.CancelScope] = {}
+        self._members: dict[str, Member] = {}
+        """Cluster members that run, by assignment."""
         self._peaks: dict[str, int] = {}
+        self._questions = Questions()
         self._exit_code: int | None = None
 
     async def run(self) -> int:
@@ -124,14 +128,19 @@ class WorkerShell:
                 case e.Send(message):
                     if self._link is not None:
                         self._link.put(message)
-                case e.StartJob(assignment):
-                    self._start_job(assignment, nursery)
+                case e.StartJob(assignment, roster):
+                    self._start_job(assignment, roster, nursery)
+                case e.DeliverSignal(assignment_id, sender, payload):
+                    if assignment_id in self._members:
+                        self._members[assignment_id].deliver(Signal(sender, payload))
                 case e.StopJob(assignment_id):
                     # Gone if it has just ended; then its `JobFinished` is in the inbox.
                     if assignment_id in self._jobs:
                         self._jobs[assignment_id].cancel()
                 case e.ScorePage():
                     self._pages_in.send_nowait(effect)
+                case e.JobAnswered():
+                    self._questions.answered(effect)
                 case e.Note(level, text):
                     log.log(_LEVELS[level], text)
                 case e.Connect(number):
@@ -202,17 +211,24 @@ class WorkerShell:
         except Malformed as error:
             return e.Garbled(number, str(error))
 
-    def _start_job(self, assignment: e.Assignment, nursery: trio.Nursery) -> None:
+    def _start_job(
+        self, assignment: e.Assignment, roster: list[m.RosterEntry], nursery: trio.Nursery
+    ) -> None:
         scope = trio.CancelScope()
+        context = ReportingContext(assignment, self._report, self._peaks, self._questions, roster)
         self._jobs[assignment.assignment_id] = scope
-        nursery.start_soon(self._run_job, assignment, scope)
+        if context.member is not None:
+            self._members[assignment.assignment_id] = context.member
+        nursery.start_soon(self._run_job, assignment, context, scope)
 
-    async def _run_job(self, assignment: e.Assignment, scope: trio.CancelScope) -> None:
+    async def _run_job(
+        self, assignment: e.Assignment, context: ReportingContext, scope: trio.CancelScope
+    ) -> None:
         outcome = None
         with scope:
-            context = ReportingContext(assignment, self._report, self._peaks)
             outcome = await run_job(self._executor, assignment, context)
         del self._jobs[assignment.assignment_id]
+        self._members.pop(assignment.assignment_id, None)
         self._peaks.pop(assignment.job_id, None)
         await self._inbox_in.send(e.JobFinished(assignment.assignment_id, outcome))
 

@@ -36,6 +36,8 @@ class Task:
     replay: list[m.Message] = field(default_factory=list)
     """Batches of an evaluation: sent again in a new session, for who knows what arrived."""
     unsent_log_bytes: int = 0
+    unsent_signals: list[m.ClusterSignal] = field(default_factory=list)
+    """Of a cluster member, while there is no session."""
     progress_at: float | None = None
 
     @property

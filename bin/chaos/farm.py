@@ -34,10 +34,10 @@ STOP_SERVER_SECS, STOP_WORKER_SECS = 22.0, 8.0
 ASK_SECS = 5.0
 _FILL_AGAIN_SECS = 0.02
 # Waits are short, so that a run of half a minute sees what else would take an hour; a job is to
-# fail only by itself, so attempts are many.
+# fail only by itself, so attempts are many; how busy this machine is must not decide anything.
 _SERVER_OPTIONS = {
     "--heartbeat-timeout": 12, "--tick": 0.5, "--reconnect-grace": 1, "--answer-timeout": 3,
-    "--retry-backoff": 0.2, "--max-attempts": 1000,
+    "--retry-backoff": 0.2, "--max-attempts": 1000, "--policy": "simple",
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ Kind = Literal[
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ACTORS = (
-    "gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook"
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook", "health",
 )  # fmt: skip
 
 FIRST_SECS = 1.5

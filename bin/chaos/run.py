@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import trio
 from msgspec import Struct
@@ -29,14 +30,16 @@ from bin.client import Client, connect
 from bin.errors import USAGE, CommandError
 from bin.parts import cut
 from transport.interface import ConnectionLost, Connector
-from transport.messages import CmdStatus, CmdStatusReply, CmdWait, CmdWaitReply
+from transport.messages import CmdStatus, CmdStatusReply
 
 CONNECT_SECS = 5.0
 SUBMIT_SECS = 15.0
 RETRY_SECS = 0.2
 DRAIN_SECS = 120.0
-SETTLE_SECS = 10.0
 TELL_EVERY_SECS = 5.0
+MOST_OPEN = 8
+"""Times the number of jobs that are kept open: as far as that goes when none of them can start."""
+OPEN = ("waiting", "pending", "running")
 _BRIEF = 70  # characters
 
 
@@ -45,7 +48,7 @@ class Settings(Struct, frozen=True):
     seconds: float
     workers: int
     jobs: int
-    """That are kept open while there are faults."""
+    """That are kept open, while there are faults, at least."""
 
     @property
     def command(self) -> str:
@@ -144,7 +147,7 @@ class Run:
         """Keeps the farm busy. Ends once all is answered that was sent."""
         workload = Workload(self._settings.seed, own_system(), str(self._home / "graphs"))
         while not self._over:
-            if await self._count_open(farm) >= self._settings.jobs:
+            if not await self._wants_more(farm):
                 await trio.sleep(RETRY_SECS)
                 continue
             batch = workload.next_batch()
@@ -182,16 +185,26 @@ class Run:
         text = text.replace(farm.endpoint, "the server").replace(str(self._home), "...")
         return text.partition(";")[0][:_BRIEF]
 
-    async def _count_open(self, farm: Farm) -> int:
-        """Jobs that have not ended; many while nobody says."""
+    async def _wants_more(self, farm: Farm) -> bool:
+        """Whether more must be submitted so that nobody is idle; false while nobody answers."""
+        jobs = (await self._status(farm) or {}).get("jobs")
+        if jobs is None:
+            return False
+        # Of what waits for others much may wait for one job on a worker that is away.
+        is_open = sum(jobs[name] for name in OPEN)
+        return is_open < self._settings.jobs or (
+            jobs["pending"] == 0 and is_open < MOST_OPEN * self._settings.jobs
+        )
+
+    async def _status(self, farm: Farm) -> dict[str, Any] | None:
         with trio.move_on_after(CONNECT_SECS):
             try:
                 client = await self._connected(farm)
-                return (await client.ask(CmdWait(request=0), CmdWaitReply)).open
+                return (await client.ask(CmdStatus(request=0), CmdStatusReply)).status
             except (CommandError, ConnectionLost):
                 pass
         self._drop_client()
-        return self._settings.jobs
+        return None
 
     async def _connected(self, farm: Farm) -> Client:
         if self._client is None:
@@ -208,10 +221,7 @@ class Run:
     async def _calm(self, farm: Farm) -> None:
         """Waits until all has ended and nothing is in use any more; notes what does not."""
         self._tell("no more faults; waiting until all has ended")
-        with trio.move_on_after(DRAIN_SECS):
-            while await self._count_open(farm):
-                await trio.sleep(RETRY_SECS)
-        deadline = trio.current_time() + SETTLE_SECS
+        deadline = trio.current_time() + DRAIN_SECS
         while (leaks := await self._in_use(farm)) and trio.current_time() < deadline:
             await trio.sleep(RETRY_SECS)
         self._leaks += leaks
@@ -219,19 +229,16 @@ class Run:
 
     async def _in_use(self, farm: Farm) -> list[str]:
         leaks = [f"a builder still runs: {p.pid}" for p in farm.builders()]
-        try:
-            client = await self._connected(farm)
-            status = (await client.ask(CmdStatus(request=0), CmdStatusReply)).status
-        except (CommandError, ConnectionLost) as error:
-            self._drop_client()
-            return [*leaks, f"the server does not answer: {error}"]
+        status = await self._status(farm)
+        if status is None:
+            return [*leaks, "the server does not answer"]
         present = {worker["id"]: worker for worker in status["workers"]}
         leaks += [f"worker {name} is not there" for name in farm.workers if name not in present]
         for name, worker in present.items():
             used = {kind: slots["used"] for kind, slots in worker["slots"].items()}
             if any(used.values()):
                 leaks.append(f"worker {name} has slots in use: {used}")
-        open_jobs = {n: status["jobs"][n] for n in ("waiting", "pending", "running")}
+        open_jobs = {name: status["jobs"][name] for name in OPEN}
         if any(open_jobs.values()):
             leaks.append(f"jobs have not ended: {open_jobs}")
         return leaks

@@ -102,7 +102,8 @@ def test_submit_refused(headrace, server, graph):
         ('{"jobs": [{}]}', "jobs[0]: object missing required field `drv_path`"),
         (json.dumps({"jobs": [JOB, JOB]}), "derivation /nix/store/a.drv was already given"),
         (json.dumps({"jobs": [JOB | {"input_drvs": ["/nix/store/a.drv"]}]}), "names the derivat"),
-        ('{"clusters": [{}]}', "cluster jobs are not supported by this version"),
+        ('{"clusters": [{}]}', "clusters[0]: object missing required field `members`"),
+        ('{"clusters": [{"members": []}]}', "clusters[0]: field `members` is empty"),
     ],
 )
 def test_submit_of_a_bad_file(headrace, server, tmp_path, content, said):
@@ -133,6 +134,30 @@ def test_status_json_is_the_servers_object(headrace, server, status):
     code, out, err = headrace("status", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == status
+
+
+@pytest.mark.parametrize("problems", [[], ["actor pager is down"], ["one", "two\x1b[31m"]])
+def test_health_is_one_line_and_an_exit_code(headrace, server, problems):
+    server.on(m.CmdHealth, m.CmdHealthReply(request=0, problems=problems))
+    code, out, err = headrace("health")
+    assert (code, err) == (bool(problems), "")
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
+    assert out.startswith("; ".join(problems)[:8] or "ok\n")
+    code, out, err = headrace("health", "--json")
+    assert (code, json.loads(out)) == (bool(problems), {"ok": not problems, "problems": problems})
+
+
+def test_a_server_that_is_gone_or_does_not_answer_is_not_healthy(headrace, server):
+    code, out, err = headrace("health", "--timeout", "0.2")
+    assert (code, err) == (1, "")
+    assert "no answer" in out
+    server.down = 1_000
+    code, out, err = headrace("health", "--json")
+    assert (code, err) == (1, "")
+    told = json.loads(out)
+    assert told["ok"] is False
+    assert "cannot reach a server" in told["problems"][0]
 
 
 def test_status_once(headrace, server, status):
@@ -172,9 +197,9 @@ def test_jobs_for_people(headrace, server):
     rows = [job_row(1), job_row(20, worker=None, assignment_id=None, status="Queued", name="a\x1b")]
     server.on(m.CmdJobs, m.CmdJobsReply(request=0, jobs=rows))
     assert headrace("jobs")[1].splitlines() == [
-        "job_id  kind   status     name  worker  assignment_id  attempts",
-        "j1      build  Completed  n1    w       a1             0",
-        "j20     build  Queued     a?    -       -              0",
+        "job_id  kind   status     name  worker  assignment_id  attempts  cluster",
+        "j1      build  Completed  n1    w       a1             0         -",
+        "j20     build  Queued     a?    -       -              0         -",
     ]
 
 

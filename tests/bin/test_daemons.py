@@ -130,9 +130,11 @@ def test_every_setting_of_a_worker(worker_config):
     )  # fmt: skip
 
 
-def test_a_worker_needs_no_option(worker_config):
+@pytest.mark.parametrize("found", ["/usr/bin/nix-store", None])
+def test_a_worker_needs_no_option(worker_config, monkeypatch, found):
+    monkeypatch.setattr("shutil.which", lambda _: found)
     config = worker_config()
-    assert config.executor == "process"
+    assert config.executor == ("nix" if found else "process")
     assert (config.build_max_concurrent, config.eval_max_concurrent) == (1, 1)
     assert (config.systems, config.features) == (None, None)
 

@@ -28,7 +28,17 @@ async def test_it_asks_until_all_have_ended(autojump_clock, server, asker):
 async def test_time_is_up(autojump_clock, server, asker):
     server.on(m.CmdWait, reply(2, failed=1))
     assert await wait_for(asker, [], 10) == Waited(2, 1)
-    assert len(server.requests) < 20
+
+
+@pytest.mark.parametrize(
+    ("jobs", "seconds", "asked"), [(1, 1, 20), (1, 1_000, 1_160), (50_000, 10, 100)]
+)
+async def test_the_longer_it_takes_and_the_more_jobs_the_rarer_it_asks(
+    autojump_clock, server, asker, jobs, seconds, asked
+):
+    server.on(m.CmdWait, reply(1))
+    await wait_for(asker, [f"j{n}" for n in range(jobs)], seconds)
+    assert len(server.requests) == pytest.approx(asked, rel=0.1)
 
 
 async def test_an_unknown_job(server, asker):

@@ -70,7 +70,7 @@ def test_text_bytes_and_byte_order_mark_are_the_same():
         ({"jobs": [JOB | {"job_id": "a\nb"}]}, "field `job_id`"),
         ({"jobs": [JOB], "job": []}, "unknown top-level field `job`; there are jobs, evaluations"),
         ({"jobs": []}, "nothing to submit"),
-        ({"clusters": [{"members": []}]}, "cluster jobs are not supported by this version"),
+        ({"clusters": [{"members": 3}]}, "clusters[0]: field `members`: expected `array`"),
         ({"evaluations": [EVALUATION | {"source": {"kind": "x", "ref": ""}}]},
          "evaluations[0]: field `source.kind`"),
         ({"jobs": [JOB | {"job_id": "x"}], "evaluations": [EVALUATION | {"job_id": "x"}]},

@@ -17,6 +17,7 @@ from actors.ledger.records import (
     AddMessages,
     AddMetric,
     Admission,
+    Adopted,
     CloseClaim,
     OpenClaim,
     SetCordon,
@@ -327,9 +328,9 @@ def test_another_server_sees_what_was_changed_and_takes_over_a_dead_ones_claims(
     changes = other.foreign_changes(90.0, 0.0)
     assert [(j.job_id, j.status) for j in changes.jobs] == [("a", "Building")]
     assert ledger.foreign_changes(90.0, 0.0).jobs == ()
-    [adopted] = other.adopt(["server-1"], 0.0)
+    [adopted] = other.adopt(["server-1"], 0.0).claims
     assert (adopted.assignment_id, adopted.server) == ("a1", "server-2")
-    assert other.adopt(["server-1"], 0.0) == []
+    assert other.adopt(["server-1"], 0.0) == Adopted((), ())
     other.close()
 
 

@@ -54,11 +54,15 @@ class FarmOfProcesses:
         self.endpoint = ""
 
     def server(self, *options: str, listen: str | None = None) -> subprocess.Popen[bytes]:
-        """Starts a server, at the address of the last one unless told otherwise."""
+        """Starts a server, at the address of the last one unless told otherwise.
+
+        Its policy does not look at how busy the machine is: the tests themselves keep it so.
+        """
         ready = self.folder / f"ready-{len(self.processes)}.json"
         process = self._start(
             "server", "--state-dir", str(self.folder / "state"), "--ready-file", str(ready),
-            "--listen", listen or self.endpoint or "tcp://127.0.0.1:0", *options,
+            "--listen", listen or self.endpoint or "tcp://127.0.0.1:0", "--policy", "simple",
+            *options,
         )  # fmt: skip
         until(lambda: ready.exists() or process.poll() is not None, "server starts", START_SECS)
         assert process.poll() is None, self.log(process)
@@ -71,6 +75,14 @@ class FarmOfProcesses:
             "worker", "--id", name, "--state-dir", str(self.folder / name), "--executor", "process",
             "--store", str(self.folder / "store"), "--build-max-concurrent", str(slots),
             "--systems", SYSTEMS, "--features", FEATURES, "--cpu-core-score", "1", *options,
+        )  # fmt: skip
+
+    def nix_worker(self, name: str, *options: str, slots: int = 2) -> subprocess.Popen[bytes]:
+        """Starts a worker of the real Nix with a chroot store of its own, named as it is."""
+        return self._start(
+            "worker", "--id", name, "--state-dir", str(self.folder / f"state-{name}"),
+            "--store", str(self.folder / name), "--build-max-concurrent", str(slots),
+            "--cpu-core-score", "1", *options,
         )  # fmt: skip
 
     def run(self, *args: str, stdin: str | None = None, seconds: float = 120):

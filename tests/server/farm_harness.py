@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from actors.ledger.errors import LedgerFailed, Refused
-from actors.ledger.port import AdmissionRefused, AdmissionTaken, Answer, Synced
+from actors.ledger.port import (
+    AdmissionRefused,
+    AdmissionTaken,
+    Answer,
+    Batch,
+    Committed,
+    Synced,
+)
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.authorization import Registration
 from actors.server.config import ServerConfig
@@ -36,30 +43,40 @@ class Harness:
     """One life of a server at a time; `restart` begins the next on the same ledger."""
 
     def __init__(self, folder: Path, registrations: dict[str, Registration] | None = None,
-                 **options: Any) -> None:  # fmt: skip
+                 prefix: str = "server", **options: Any) -> None:  # fmt: skip
+        self.prefix = prefix
         self.folder, self.registrations = folder, registrations
         self.config = ServerConfig(state_dir=folder, policy="simple", **options)
         self.now = 1_000.0
+        self.wall_offset = 0.0
         self.life = 0
         self.ledger: SqliteLedger | None = None
         self.ids: dict[str, str] = {}
         self.fail_commits = 0
         self.auto_sync = True
         self.auto_admit = True
+        self.others_alive: frozenset[str] = frozenset()
+        self.defers = False
+        self.deferred: list[Batch] = []
         self._decoder = Decoder(m.SERVER_MESSAGES)
         self.restart()
+
+    @property
+    def name(self) -> str:
+        """The server's id in this life."""
+        return f"{self.prefix}-{self.life}"
 
     def restart(self) -> None:
         if self.ledger is not None:
             self.ledger.close()
         self.life += 1
         self.ledger = SqliteLedger.open(
-            self.folder / "ledger.sqlite3", f"server-{self.life}", wall=lambda: self.now
+            self.folder / "ledger.sqlite3", self.name, wall=lambda: self.now + self.wall_offset
         )
-        self.ledger.recover([f"server-{n}" for n in range(self.life)])
+        self.ledger.recover([f"{self.prefix}-{n}" for n in range(self.life)])
         self.sessions = SessionTable()
         self.reaper = Reaper(self.config.heartbeat_timeout, self.now)
-        self.source = Ids(f"{self.life}")
+        self.source = Ids(f"{self.life}" if self.prefix == "server" else self.name)
         self.gone: set[bytes] = set()
         self.answers: dict[bytes, list[m.Message]] = {}
         self.written = 0
@@ -67,9 +84,10 @@ class Harness:
 
     def start_dispatch(self, *, has_forgotten: bool = False) -> None:
         self.farm = Farm(
-            self.config, f"server-{self.life}", self.source, load_policy("simple"),
-            self.sessions, self.registrations, self.ledger.load(0.0), self.now,
-            first_batch=self.written + 1, has_forgotten=has_forgotten,
+            self.config, self.name, self.source, load_policy("simple"),
+            self.sessions, self.registrations, self.ledger.load(self.wall_offset), self.now,
+            first_batch=self.written + 1, others_alive=self.others_alive,
+            has_forgotten=has_forgotten,
         )  # fmt: skip
         self._settle()
 
@@ -84,6 +102,22 @@ class Harness:
         self.farm.receive(Incoming(peer.encode(), list(frames), None), self.now)
         self._settle()
         return self.answers.get(peer.encode(), [])[before:]
+
+    def receive(self, peer: str, *messages: m.Message) -> None:
+        """Frames that come in before anything is settled."""
+        self.farm.receive(Incoming(peer.encode(), list(map(encode, messages)), None), self.now)
+
+    def settle(self) -> None:
+        self._settle()
+
+    def commit_deferred(self) -> None:
+        """What the lock was not had for goes in after all."""
+        self.defers = False
+        batches, self.deferred = self.deferred, []
+        for batch in batches:
+            results = self.ledger.apply(batch.writes, 0.0, 1.0)
+            self.farm.take(Committed(batch.number, results), self.now)
+        self._settle()
 
     def wait(self, secs: float, *, step: float = 0.5) -> None:
         """Lets time pass, with the reaper's sweeps; everybody's `Ping` stays unanswered."""
@@ -178,11 +212,13 @@ class Harness:
             batch = farm.next_batch(self.now)
             if batch is not None:
                 self.written = batch.number
-                if self.fail_commits:
+                if self.defers:
+                    self.deferred.append(batch)
+                elif self.fail_commits:
                     self.fail_commits -= 1
                     farm.commit_failed(batch.number, self.now)
                 else:
-                    results = self.ledger.apply(batch.writes, 0.0, 1.0)
+                    results = self.ledger.apply(batch.writes, self.wall_offset, 1.0)
                     farm.committed(batch.number, results, self.now)
             elif farm.out:
                 self._deliver()
@@ -216,7 +252,7 @@ class Harness:
         for request in requests:
             try:
                 admission = request.draft()
-                admitted = self.ledger.admit(admission, 0.0)
+                admitted = self.ledger.admit(admission, self.wall_offset)
             except Refused as error:
                 event: Any = AdmissionRefused(
                     request.token, request.requester, request.sender, str(error), True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import deque
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,17 +10,22 @@ from pathlib import Path
 import pytest
 import trio
 
-from actors.ledger.errors import LedgerFailed
+from actors.ledger.errors import LedgerBusy, LedgerFailed
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
+from actors.server.dispatch import CORES
 from actors.server.policies import load_policy
+from tests.server.cluster_harness import cluster
 from tests.server.farm_harness import BOTH, job
 from transport import loopback
 from transport import messages as m
 from transport.codec import Decoder, encode
 
-ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+ACTORS = (
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook",
+)  # fmt: skip
 
 
 async def at_once(function, *arguments):
@@ -142,7 +148,7 @@ async def test_whoever_is_killed_sessions_and_running_jobs_go_on(
         server.kill(actor)
         await trio.sleep(1.0)
         assert restarts(server, actor) == 1
-        if actor in ("gateway", "registry", "feeder", "assigner"):
+        if actor in CORES:
             worker.score((await worker.until(m.JobOffer)).candidates)  # scored anew
         second = await worker.request()
         assert {first.job.name, second.job.name} == {"a", "b"}
@@ -227,6 +233,179 @@ async def test_no_question_about_a_log_ends_the_logbook(serving, autojump_clock)
         assert restarts(server, "logbook") == 0
 
 
+async def test_the_coordinator_is_killed_while_seats_are_held_and_while_members_run(
+    serving, autojump_clock
+):
+    async with serving() as (server, network):
+        client, *workers = (Peer(network) for _ in range(3))
+        for name, worker in zip("vw", workers, strict=True):
+            await worker.open(name)
+        told = await client.submit(clusters=[cluster("a", "b")])
+        for worker in workers:
+            worker.score((await worker.until(m.JobOffer)).candidates)
+            worker.send(m.RequestJob(kind="build"))
+        held = [await worker.until(m.AssignJob) for worker in workers]
+        workers[0].send(m.AssignJobResponse(held[0].job_id, held[0].assignment_id, True))
+        await trio.sleep(0.1)
+        server.kill("coordinator")
+        for worker in workers:
+            assert (await worker.until(m.AbortCluster)).attempt == held[0].cluster.attempt
+        assert restarts(server, "coordinator") == 1
+
+        await trio.sleep(31)
+        for worker in workers:
+            worker.score((await worker.until(m.JobOffer)).candidates)
+            worker.send(m.RequestJob(kind="build"))
+        seats = [await worker.until(m.AssignJob) for worker in workers]
+        for worker, seat in zip(workers, seats, strict=True):
+            worker.send(m.AssignJobResponse(seat.job_id, seat.assignment_id, True))
+        for worker in workers:
+            await worker.until(m.StartCluster)
+        server.kill("coordinator")
+        for worker, seat in zip(workers, seats, strict=True):
+            # In case the first one was not sent.
+            assert (await worker.until(m.StartCluster)).attempt == seat.cluster.attempt
+            worker.send(m.JobCompleted(seat.job_id, seat.assignment_id))
+            await worker.until(m.Recorded)
+        request = m.CmdCluster(request=4, cluster=told.clusters[0])
+        shown = (await client.ask(request, m.CmdClusterReply)).cluster
+        assert shown["status"] == "Completed"
+        assert [a["outcome"] for a in shown["history"]] == ["PrepareFailed", "Succeeded"]
+
+
+# -- hanging, and health ---------------------------------------------------------------------------
+
+
+async def hang(*_):
+    await trio.sleep_forever()
+
+
+def hang_pager(server, patch):
+    patch.setattr(server.pager_shell, "_take_events", hang)
+    server.world.to_pager.send_nowait([])  # what the pager waits for now is the last it takes
+
+
+def hang_reaper(server, patch):
+    patch.setattr("actors.server.shells.SWEEP_SECS", 1e9)
+
+
+def hang_logbook(server, patch):
+    patch.setattr(server.world.logbook._waiting, "head", hang)
+    server.kill("logbook")
+
+
+def hang_commits(server, patch):
+    patch.setattr(server.world.port.deferred, "head", hang)
+    server.kill("ledger")
+
+
+def hang_queries(server, patch):
+    patch.setattr(server.world.port.queries, "head", hang)
+    server.kill("ledger")
+
+
+def hang_socket(server, patch):
+    patch.setattr(server.dispatch, "_read_socket", hang)
+    server.kill("gateway")
+
+
+def hang_inbox(server, patch):
+    patch.setattr(server.dispatch, "_read_inbox", hang)
+    server.kill("gateway")
+
+
+def hang_clock(server, patch):
+    patch.setattr(server.dispatch, "_watch_clock", hang)
+    server.kill("gateway")
+
+
+HANGS = {
+    "pager": hang_pager, "reaper": hang_reaper, "logbook": hang_logbook, "ledger": hang_commits,
+    "ledger's queries": hang_queries, "gateway": hang_socket, "gateway's inbox": hang_inbox,
+    "gateway's clock": hang_clock,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANGS)
+async def test_an_actor_that_hangs_is_found_and_health_never_says_ok_meanwhile(
+    serving, name, autojump_clock, monkeypatch
+):  # report: an actor that never returns
+    actor = name.partition("'")[0]
+    async with serving() as (server, network):
+        client = Peer(network)
+        await client.submit("a")
+        assert (await client.ask(m.CmdHealth(request=2), m.CmdHealthReply)).problems == []
+        with monkeypatch.context() as patch:
+            HANGS[name](server, patch)
+            await trio.sleep(1.0)
+            before = restarts(server, actor)
+            client.send(m.CmdHealth(request=3))
+            if name in ("ledger's queries", "gateway's inbox"):
+                await client.silence(m.CmdHealthReply, 5.0)  # which says enough
+            else:
+                [problem] = (await client.until(m.CmdHealthReply)).problems
+                assert actor in problem
+            await trio.sleep(2.0)
+        with trio.fail_after(15):
+            while restarts(server, actor) == before:
+                await trio.sleep(0.1)
+        await trio.sleep(1.0)
+        assert restarts(server, actor) == before + 1
+        asker = Peer(network)
+        asker.send(m.CmdHello(versions=(1, 1)))
+        assert (await asker.ask(m.CmdHealth(request=4), m.CmdHealthReply)).problems == []
+
+
+async def test_health_is_not_ok_while_the_ledger_refuses_writes(
+    serving, autojump_clock, monkeypatch
+):
+    async with serving() as (server, network):
+        client = Peer(network)
+        client.send(m.CmdHello(versions=(1, 1)))
+        ledger = server.world.port.ledger
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger._writer, "db", FullDisk(ledger._writer.db))
+            [problem] = (await client.ask(m.CmdHealth(request=1), m.CmdHealthReply)).problems
+        assert "database or disk is full" in problem
+        assert "ledger.sqlite3" in problem
+        assert (await client.ask(m.CmdHealth(request=2), m.CmdHealthReply)).problems == []
+        server.stop()
+        [problem] = (await client.ask(m.CmdHealth(request=3), m.CmdHealthReply)).problems
+        assert problem == "the server is stopping"
+
+
+class FullDisk:
+    """A connection whose every update finds the disk full."""
+
+    def __init__(self, db):
+        self._db = db
+
+    def __getattr__(self, name):
+        return getattr(self._db, name)
+
+    def execute(self, sql, *arguments):
+        if sql.startswith("UPDATE"):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
+            raise error
+        return self._db.execute(sql, *arguments)
+
+
+async def test_the_status_tells_restarts_and_queues_of_every_actor(serving, autojump_clock):
+    async with serving() as (server, network):
+        client = Peer(network)
+        client.send(m.CmdHello(versions=(1, 1)))
+        for actor in ACTORS:
+            server.kill(actor)
+            await trio.sleep(1.0)
+        told = (await client.ask(m.CmdStatus(request=1), m.CmdStatusReply)).status["server"]
+        assert told["actors"].keys() == {*ACTORS, "health"}
+        assert {name: told["actors"][name]["restarts"] for name in ACTORS} == dict.fromkeys(
+            ACTORS, 1
+        )
+        assert all(actor["queue"] >= 0 for actor in told["actors"].values())
+
+
 async def test_what_the_ledger_did_not_take_before_a_restart_is_reported_again(
     serving, autojump_clock, monkeypatch
 ):
@@ -284,3 +463,43 @@ async def test_what_came_with_a_message_that_dispatch_fails_over_is_reported_aga
         # The same again: the session goes on, lest the two fail each other for ever.
         await worker.silence(m.Reject, 30.0)
         assert restarts(server, "gateway") + restarts(server, "assigner") == 2
+
+
+@pytest.mark.parametrize("outcome", ["committed", "failed"])
+async def test_what_a_dead_dispatch_had_deferred_is_nothing_to_its_successor(
+    serving, autojump_clock, monkeypatch, outcome
+):  # chaos, seed 102
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a")
+        await worker.open("w")
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+        ledger = server.world.port.ledger
+        apply, calls = ledger.apply, []
+
+        def locked_and_killed(*arguments):
+            calls.append(arguments)
+            if len(calls) == 1:
+                server.kill("feeder")
+                raise LedgerBusy("locked")
+            monkeypatch.undo()
+            if outcome == "failed":
+                raise LedgerFailed("disk full")
+            return apply(*arguments)
+
+        monkeypatch.setattr(ledger, "apply", locked_and_killed)
+        worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+        await trio.sleep(1.0)
+        assert len(calls) == 2
+        assert restarts(server, "feeder") == 1
+        assert restarts(server, "gateway") == 0
+        if outcome == "failed":
+            await worker.until(m.Reject)
+            worker = Peer(network)
+            await worker.open("w", running=[m.ClaimRef(given.job_id, given.assignment_id)])
+            worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+            await worker.until(m.Recorded)
+        reply = await client.ask(m.CmdWait(request=3), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from actors.ledger.records import AddMetric, Admitted, ClaimRecord, JobInfo, Pas
 from actors.server import explain
 from actors.server.assigner import Assigner
 from actors.server.claims import breakdown
+from actors.server.clusters.coordinator import Coordinator
+from actors.server.clusters.shown import ClusterViews
+from actors.server.config import ServerConfig
 from actors.server.effects import Effect, Enter, Leave, Record
 from actors.server.explain import Explainer
 from actors.server.feeder import Feeder
@@ -35,7 +39,12 @@ class Staged:
         self.assigner = Assigner(POLICIES[policy], lambda: f"a{next(numbers)}")
         self.roster = Roster(self.sessions, seen)
         self.past: list[PastClaim] = []
-        self.explainer = Explainer(self.feeder, self.assigner, self.sessions, self.roster)
+        coordinator = Coordinator(
+            ServerConfig(state_dir=Path()), "s", lambda: "r", self.assigner, self.feeder,
+            self.sessions,
+        )  # fmt: skip
+        views = ClusterViews(coordinator, self.assigner, self.feeder)
+        self.explainer = Explainer(self.feeder, self.assigner, self.sessions, self.roster, views)
 
     def route(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -301,7 +310,7 @@ def test_a_job_that_runs_is_explained_by_its_claim(staged: Staged) -> None:
     row = ClaimRecord(claim.assignment_id, "j1", "w1", "c", "s", 1_700_000_000.0)
     past = PastClaim(row, None, None, None, encode_value(breakdown(claim)))
     info = JobInfo("j1", "build", "Building", "j1", "w1", "a0", 0, None, "/j1.drv")
-    told = staged.explainer.decided(info, [past])
+    told = staged.explainer.decided(info, [past], NOW)
     assert told["reason"] == {"code": "running", "text": "on worker w1"}
     (decision,) = told["decisions"]
     assert decision["claimed_at"] == "2023-11-14T22:13:20.000+00:00"
@@ -310,7 +319,7 @@ def test_a_job_that_runs_is_explained_by_its_claim(staged: Staged) -> None:
     assert (decision["missing_nar_size"], decision["missing_count"]) == (10, 1)
     ended = JobInfo("j1", "build", "Failed", "j1", "w1", "a0", 1, "exit 1", "/j1.drv")
     closed = PastClaim(row, 1_700_000_009.0, "Failed", "exit 1", None)
-    told = staged.explainer.decided(ended, [closed])
+    told = staged.explainer.decided(ended, [closed], NOW)
     assert told["reason"] == {"code": "ended", "text": "Failed: exit 1"}
     assert told["decisions"][0]["rules"] == {}
 

@@ -479,6 +479,23 @@ def test_orphans_of_a_dead_server_end_after_the_heartbeat_timeout_without_blame(
     assert (record.status, record.losses) == ("Queued", 0)
 
 
+@pytest.mark.parametrize("jump", [-400 * 86_400.0, -40.0, 3_600.0, 400 * 86_400.0])
+def test_no_job_waits_longer_because_the_wall_clock_was_set(farm, jump):  # simulation: power/8
+    farm.worker("w")
+    farm.submit(job("a"))
+    given = farm.request("w")
+    farm.send("w", m.JobFailed(job_id=given.job_id, assignment_id=given.assignment_id,
+                               kind="Transient", error="no"))  # fmt: skip
+    farm.wait(5.0)
+    farm.wall_offset += jump
+    farm.restart()
+    [node] = farm.farm.feeder.nodes.values()
+    assert node.ready_at <= farm.now
+    farm.wait(30.5)
+    farm.worker("w")
+    assert farm.request("w").job.name == "a"
+
+
 def test_a_restarted_dispatch_keeps_sessions_and_running_jobs(farm):  # 113
     farm.worker("w", slots=2)
     farm.submit(job("a"), job("b"))
@@ -580,3 +597,18 @@ def test_a_bad_submission_changes_nothing(farm):
     assert (type(refused), refused.code) == (m.CmdError, 2)
     assert "cycle" in refused.message
     assert farm.ledger.jobs_page(None, None, 10) == []
+
+
+def test_a_held_completion_that_dispatch_forgot_is_no_claim_for_ever(farm):
+    farm.worker("w", can=BOTH)
+    farm.ids["eval"] = farm.submit(evaluations=[graph_evaluation()]).evaluations[0]
+    given = farm.request("w", "eval")
+    farm.auto_admit = False
+    farm.send("w", batch(given, job("a")))
+    assert not any(isinstance(a, m.Recorded) for a in farm.complete("w", given))
+    farm.farm.admissions_out = []  # taken by the ledger, which answers nobody
+    farm.auto_admit = True
+    farm.start_dispatch()
+    farm.wait(11)
+    assert farm.status("eval") == "Queued"
+    assert farm.outcomes("eval") == ["Unanswered"]

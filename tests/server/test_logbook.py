@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from actors.server import logbook as module
-from actors.server.effects import Log, ReadLog
+from actors.server.effects import DropLogs, Log, ReadLog
 from actors.server.logbook import MAX_QUEUED_BYTES, Logbook
 from transport import messages as m
 
@@ -70,6 +70,15 @@ async def test_a_long_log_comes_in_parts(desk, monkeypatch):
         parts.append(reply.data)
         offset = reply.offset
     assert [*parts, reply.data] == [b"0123", b"4567", b"89"]
+
+
+async def test_logs_of_forgotten_jobs_are_removed_behind_what_is_still_written(desk, tmp_path):
+    desk.write("old", b"1")
+    desk.write("new", b"2")
+    desk.book.put(DropLogs(("old", "never there")))
+    await desk.finish()
+    assert [entry.name for entry in (tmp_path / "logs").iterdir()] == ["new"]
+    assert (await desk.read("old")).data == b""
 
 
 async def test_only_the_newest_run_is_shown(desk):

@@ -202,3 +202,12 @@ def test_a_bad_registry_file_says_what_is_wrong_in_one_line(text, says):
         read_registry(text, "f.toml")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_drain_that_was_never_written_is_none_for_a_restarted_dispatch(farm):
+    farm.worker("w1")
+    [session] = farm.sessions
+    session.cordon = "its commit failed"
+    farm.start_dispatch()
+    assert session.cordon is None
+    assert not session.view().draining

@@ -11,6 +11,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_000.0
+        self.wall_shift = 0.0
+        """What the wall clock shows beyond `now`; it jumps."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
 

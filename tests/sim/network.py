@@ -26,7 +26,8 @@ class Connection:
     def to_server(self, frames: list[bytes]) -> None:
         self._travel("up", lambda: self.network.server.receive(self.peer, frames))
 
-    def to_client(self, frames: list[bytes]) -> None:
+    def to_client(self, frames: list[bytes], not_before: float = 0.0) -> None:
+        self._ready["down"] = max(self._ready["down"], not_before)
         self._travel("down", lambda: self._on_frames(frames))
 
     def cut(self, reason: str) -> None:

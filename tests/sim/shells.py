@@ -20,13 +20,16 @@ import actors.server.shells
 from actors.ledger.port import Batch
 from actors.ledger.records import TERMINAL
 from actors.ledger.sqlite import SqliteLedger
+from actors.server import assembly
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
 from actors.server.pager import Pager
 from actors.server.policies import load_policy
+from actors.server.world import PAGER_BATCHES
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.executors.base import Built, Failed
 from actors.worker.shell import WorkerShell
+from tests.sim.clusters import clusters_of
 from tests.sim.faults import Faults
 from tests.sim.watch import Violation, Watch
 from tests.sim.world import _fast_folder
@@ -37,7 +40,10 @@ from transport.interface import ConnectionLost, Sent
 
 ENDPOINT = "loop://farm"
 STORMY_SECS, HEALING_SECS = 45.0, 2_000.0
-ACTORS = ("gateway", "registry", "feeder", "assigner", "pager", "reaper", "ledger", "logbook")
+ACTORS = (
+    "gateway", "registry", "feeder", "assigner", "coordinator", "pager", "reaper", "ledger",
+    "logbook",
+)  # fmt: skip
 STORM = Faults(
     delay=(0.0005, 0.05), cuts=0.05, worker_crashes=0.04, server_crashes=0.03,
     dispatch_restarts=0.1, failures=0.1,
@@ -54,6 +60,26 @@ def deterministic(seed: int):
         yield
     finally:
         run._ALLOW_DETERMINISTIC_SCHEDULING = False
+
+
+class Assassin(trio.abc.Instrument):
+    """Kills an actor after some step of some task, so at any checkpoint that there is."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._kill: Callable[[], None] | None = None
+
+    def hire(self, steps: int, kill: Callable[[], None]) -> None:
+        """To strike after so many steps of tasks from now."""
+        self._steps, self._kill = steps, kill
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if self._kill is None:
+            return
+        self._steps -= 1
+        if self._steps <= 0:
+            kill, self._kill = self._kill, None
+            kill()
 
 
 class Dice:
@@ -96,11 +122,17 @@ class ShellWorld:
         self.server: Server | None = None
         self.answers = 0
         self.worker_scopes: dict[str, trio.CancelScope] = {}
+        self.assassin = Assassin()
 
     async def run(self) -> list[str]:
         """Raises `Violation`."""
         self.watch = Watch(_Now())
-        self.network = loopback.Network(lambda _: self.random.uniform(*self.faults.delay))
+        self.network = loopback.Network(
+            lambda _: self.random.uniform(*self.faults.delay),
+            router_capacity=self.random.choice((2, 64)),
+        )
+        # Some farms have channels that are always full.
+        assembly.PAGER_BATCHES = self.random.choice((1, 2, PAGER_BATCHES))
         with tempfile.TemporaryDirectory(prefix="headrace-sim-", dir=_fast_folder()) as folder:
             self.folder = Path(folder)
             with trio.fail_after(STORMY_SECS + HEALING_SECS):
@@ -137,6 +169,8 @@ class ShellWorld:
                 policy=load_policy("simple"), ledger=ledger, router=router,
                 wall_offset=lambda: 0.0, offload=self._at_once,
             )  # fmt: skip
+            if self.random.random() < 0.3:
+                server.world.port.admissions._limit = server.world.port.queries._limit = 1
             self._listen_in(server, ledger, router)
             self.server = server
             await server.run()
@@ -170,7 +204,8 @@ class ShellWorld:
 
     async def _submit(self, number: int) -> None:
         jobs = self._graph(number)
-        message = m.CmdSubmit(request=number, is_final=True, jobs=jobs)
+        clusters = clusters_of(self.random, f"c{number}", jobs, [None] * 3, []) if number else []
+        message = m.CmdSubmit(request=number, is_final=True, jobs=jobs, clusters=clusters)
         await trio.sleep(self.random.uniform(0, STORMY_SECS / 2))
         decoder = Decoder(m.SERVER_MESSAGES)
         while True:
@@ -221,9 +256,13 @@ class ShellWorld:
             if random.random() < faults.server_crashes:
                 self.server_scope.cancel()
             if self.server is not None and random.random() < faults.dispatch_restarts:
-                actor = random.choice(ACTORS)
-                self.watch.trace.append(f"{trio.current_time():.4f} kill {actor}")
-                self.server.kill(actor)
+                self.assassin.hire(random.randrange(200), self._kill)
+
+    def _kill(self) -> None:
+        if self.server is not None:
+            actor = self.random.choice(ACTORS)
+            self.watch.note(f"kill {actor}")
+            self.server.kill(actor)
 
     async def _finish(self) -> None:
         while not self._is_done():
@@ -237,6 +276,7 @@ class ShellWorld:
             self.watch.demand(record is not None, "I2: an accepted job is lost", job_id)
             self.watch.demand(record.status in TERMINAL, f"I2: {record.status}", job_id)
         self.watch.demand(not self.watch.open, "open claims at the end", *self.watch.open)
+        self.watch.clusters.judge(server)
 
     def _is_done(self) -> bool:
         farm = self.server.dispatch._farm if self.server is not None else None
@@ -247,12 +287,8 @@ class ShellWorld:
     def _listen_in(self, server: Server, ledger: SqliteLedger, router: Any) -> None:
         """Lets the watch see what is written, synced, sent and offered."""
         watch = self.watch
-        apply, admit, send, settle = (
-            ledger.apply,
-            ledger.admit,
-            router.send,
-            server.dispatch._settle,
-        )
+        apply, admit, send = ledger.apply, ledger.admit, router.send
+        settle, turn = server.dispatch._settle, server.dispatch._turn
         seen = _Seen(server)
 
         def watched_apply(writes: Any, *arguments: Any) -> list[bool]:
@@ -274,6 +310,11 @@ class ShellWorld:
             if sent is Sent.OK:
                 watch.sends(seen, peer, frames)
             return sent
+
+        def watched_turn(incoming: Any, events: Any) -> None:
+            for message in incoming:
+                watch.clusters.receives(seen, message.peer, message.frames)
+            turn(incoming, events)
 
         def watched_settle(farm: Any, now: float) -> None:
             settle(farm, now)
@@ -310,7 +351,7 @@ class ShellWorld:
 
         ledger.apply, ledger.admit, ledger.sync = watched_apply, watched_admit, watched_sync
         router.send = watched_send
-        server.dispatch._settle = watched_settle
+        server.dispatch._settle, server.dispatch._turn = watched_settle, watched_turn
         server.world.outbox.send_page = watched_send_page
         actors.server.shells.Pager = WatchedPager
 
@@ -335,12 +376,14 @@ def simulate_shells(seed: int) -> list[str]:
     clock = trio.testing.MockClock(autojump_threshold=0)
     try:
         with deterministic(seed):
-            return trio.run(ShellWorld(seed).run, clock=clock)
+            world = ShellWorld(seed)
+            return trio.run(world.run, clock=clock, instruments=[world.assassin])
     except Exception as error:
         replay = f"python -m tests.sim --shells --seed {seed}"
         raise Violation(f"{_causes(error)}\nreplay: {replay}") from error
     finally:
         actors.server.shells.Pager = Pager
+        assembly.PAGER_BATCHES = PAGER_BATCHES
 
 
 def _causes(error: BaseException) -> str:

@@ -1,29 +1,41 @@
 """Seeds of the simulation, and proof that it would notice.
 
-More of them: `python -m tests.sim --seeds N --minutes M`, with `--shells` for the slower tier.
+More of them: `python -m tests.sim --seeds N --minutes M`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from actors.server import pager, pool, reports
+from actors.ledger import actor as ledger_actor
+from actors.ledger.connection import Log
+from actors.ledger.port import AdmissionTaken
+from actors.server import feeder, jobs, pager, pool, reports
 from actors.server.assigner import Assigner
+from actors.server.clusters.coordinator import Coordinator
 from actors.server.effects import Tell
 from actors.server.farm import Farm
 from actors.server.feeder import Feeder
 from actors.server.jobs import job_map
 from actors.server.pager import Pager
 from actors.server.settlement import Settlement
+from tests.sim.__main__ import SHELLS, main, run, runs
 from tests.sim.faults import PRESETS
-from tests.sim.shells import simulate_shells
 from tests.sim.watch import Violation
 from tests.sim.world import simulate
 from transport.codec import assign_job
 
-SEEDS, SHELL_SEEDS, MUTANT_SEEDS = 12, 60, 100
+ROOT = Path(__file__).parents[2]
+SEEDS, MUTANT_SEEDS = 300, 100
+EVERYTHING = [*PRESETS, SHELLS]
 
 
 @pytest.fixture(autouse=True)
@@ -33,24 +45,48 @@ def _quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", EVERYTHING)
 def test_no_invariant_breaks_and_everything_ends(preset):
-    for seed in range(SEEDS):
-        simulate(preset, seed)
+    for seed in range(-(-SEEDS // len(EVERYTHING))):
+        run(preset, seed)
 
 
-def test_the_real_shells_keep_the_invariants_too():
-    for seed in range(SHELL_SEEDS):
-        simulate_shells(seed)
+@pytest.mark.parametrize("options", [["--preset", "storm"], ["--preset", "servers"], ["--shells"]])
+def test_a_seed_gives_the_same_trace_twice(options):
+    """In two processes, which hash and allocate differently."""
+    traces = []
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.sim", *options, "--seed", "7", "--trace"],
+            cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, text=True,
+            capture_output=True, check=True, timeout=120,
+        )  # fmt: skip
+        *trace, summary = done.stdout.splitlines()
+        assert summary.startswith("1 seeds, 0 violations")
+        traces.append(trace)
+    assert len(traces[0]) > 50
+    assert traces[0] == traces[1]
 
 
-def test_a_seed_gives_the_same_trace_twice():
-    assert simulate("storm", 7) == simulate("storm", 7)
-    assert simulate_shells(3) == simulate_shells(3)
+@pytest.mark.parametrize("preset", ["storm", SHELLS])
+def test_a_failing_seed_prints_the_command_that_replays_it(preset, monkeypatch, capsys):
+    _recorded_before_it_is_durable(monkeypatch.setattr)
+    for seed in range(MUTANT_SEEDS):
+        try:
+            run(preset, seed)
+        except Violation as violation:
+            said = str(violation)
+            break
+    [command] = re.findall(r"^replay: (.*)$", said, re.MULTILINE)
+    assert command.startswith("python -m tests.sim ")
+    assert main(command.split()[3:]) == 1
+    assert said in capsys.readouterr().out
 
 
-def test_seeds_differ():
+def test_seeds_differ_and_a_time_limit_holds(capsys):
     assert simulate("storm", 1) != simulate("storm", 2)
+    assert main(["--seeds", "1000000", "--minutes", "0.0001", "--preset", "calm"]) == 0
+    assert re.match(r"[1-9] seeds, 0 violations", capsys.readouterr().out)
 
 
 # -- deliberate faults, each switched on alone -----------------------------------------------------
@@ -173,22 +209,96 @@ def _completed_inputs_not_waited_for(patch):
     patch(Feeder, "_link", impatient)
 
 
+def _started_when_the_first_accepted(patch):
+    accepted = Coordinator.accepted
+
+    def impatient(self, claim, now):
+        attempt = self._preparing.get(claim.attempt or "")
+        if attempt is not None:
+            for seat in attempt.seats.values():
+                seat.has_accepted = True
+        return accepted(self, claim, now)
+
+    patch(Coordinator, "accepted", impatient)
+
+
+def _seats_never_timed_out(patch):
+    patch(Coordinator, "expire", lambda *_: [])
+
+
+def _members_assigned_singly(patch):
+    entry = jobs.pool_entry
+    patch(feeder, "pool_entry", lambda node, sizes: replace(
+        entry(node, sizes), is_cluster_member=False
+    ))  # fmt: skip
+
+
+def _a_retry_forgets_who_reported(patch):
+    back = Coordinator._back
+
+    def forgetful(self, members, why, now):
+        return back(self, list(members)[1:], why, now)
+
+    patch(Coordinator, "_back", forgetful)
+
+
+def _accepted_before_it_is_durable(patch):
+    def answer_at_once(port, request):
+        admission = request.draft()
+        admitted = port.ledger.admit(admission, port.wall_offset(), pause=lambda: None)
+        return AdmissionTaken(request.token, request.sender, admission, admitted)
+
+    patch(ledger_actor, "_admit_durably", answer_at_once)
+
+
+def _log_never_synced(patch):
+    patch(Log, "sync", lambda _: None)
+
+
+def _failed_commit_taken_for_done(patch):
+    def go_on(self, number, now):
+        writes, _ = self._settlement._batches[number]
+        self.committed(number, [True] * len(writes), now)
+
+    patch(Farm, "commit_failed", go_on)
+
+
+def _retry_waits_for_the_wall_clock(patch):
+    patch(Feeder, "_believe_times", lambda *_: None)
+
+
 MUTANTS = [
     _stale_ids_accepted, _offer_lost_on_return, _offered_twice, _assigned_before_the_row,
     _recorded_before_it_is_durable, _slots_not_counted, _declined_job_lost,
     _retry_never_released, _features_not_checked, _orphans_never_released,
     _claim_of_a_failed_commit_lost, _batches_out_of_order, _completed_inputs_not_waited_for,
+    _accepted_before_it_is_durable, _log_never_synced, _failed_commit_taken_for_done,
+    _retry_waits_for_the_wall_clock,
+]  # fmt: skip
+CLUSTER_MUTANTS = [
+    _started_when_the_first_accepted, _seats_never_timed_out, _members_assigned_singly,
+    _a_retry_forgets_who_reported,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__.strip("_"))
+def _each(mutants):
+    return pytest.mark.parametrize("mutant", mutants, ids=lambda m: m.__name__.strip("_"))
+
+
+@_each(MUTANTS)
 def test_a_deliberate_fault_is_noticed(mutant, monkeypatch):
     mutant(monkeypatch.setattr)
     with pytest.raises(Violation):
-        _simulate_all(MUTANT_SEEDS // len(PRESETS))
+        _simulate_all([name for name, faults in PRESETS.items() if not faults.clusters])
 
 
-def _simulate_all(seeds):
-    for seed in range(seeds):
-        for preset in PRESETS:
-            simulate(preset, seed)
+@_each(CLUSTER_MUTANTS)
+def test_a_deliberate_fault_of_clusters_is_noticed(mutant, monkeypatch):
+    mutant(monkeypatch.setattr)
+    with pytest.raises(Violation):
+        _simulate_all(["clusters"])
+
+
+def _simulate_all(presets):
+    for preset, seed in runs(presets, MUTANT_SEEDS):
+        simulate(preset, seed)

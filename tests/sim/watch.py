@@ -1,4 +1,4 @@
-"""The invariants I1-I6, I8 and the order of promises, checked after every step.
+"""The invariants I1-I9 (I7 in `clusters`) and the order of promises, checked after every step.
 
 Watches from outside: what is written, what is sent, what is offered. It believes no core.
 """
@@ -6,7 +6,7 @@ Watches from outside: what is written, what is sent, what is offered. It believe
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from actors.ledger.port import Batch
@@ -16,15 +16,24 @@ from actors.ledger.records import (
     Admitted,
     ClaimRecord,
     CloseClaim,
+    OpenAttempt,
     OpenClaim,
+    Rebuild,
     SetJob,
+    Write,
 )
+from actors.ledger.sqlite import SqliteLedger
+from tests.sim.clusters import ClusterWatch
 from transport import messages as m
 from transport.codec import Decoder
 
 STORY = 40
 OFFERS_EVERY = 5
 """Turns between two looks at whether everybody was offered everything."""
+
+
+Undo = dict[str, tuple[str | None, ClaimRecord | None, int]]
+"""Status, open claim and completions of the jobs that a transaction touched, before it."""
 
 
 class Violation(AssertionError):
@@ -41,7 +50,13 @@ class Watch:
         self.open: dict[str, ClaimRecord] = {}
         self.status: dict[str, str] = {}
         self.closed_in: dict[str, int] = {}
-        self.durable = 0
+        self.journal: list[Undo] = []
+        """What was written since the last sync, newest last."""
+        self.has_lost_power = False
+        self.promised: set[str] = set()
+        """Jobs that a client was told are accepted."""
+        self.recorded: set[str] = set()
+        """Assignments that a worker was told are recorded."""
         self.kinds: dict[str, str] = {}
         self.requirements: dict[str, m.SubmittedJob] = {}
         self.entries: Counter[str] = Counter()
@@ -52,7 +67,11 @@ class Watch:
         self.is_finished: Callable[[str], bool] = lambda _: True
         """Whether the assignment's worker really finished it."""
         self.turns = 0
+        self.clusters = ClusterWatch(self.demand)
         self._decoder = Decoder(m.SERVER_MESSAGES)
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.clock.now:.4f} {text}")
 
     def tell(self, job_id: str, text: str) -> None:
         line = f"{self.clock.now:.4f} {job_id} {text}"
@@ -67,19 +86,30 @@ class Watch:
     # -- the ledger --------------------------------------------------------------------------------
 
     def admitted(self, admission: Admission, admitted: Admitted) -> None:
+        self._begin([j.job_id for j in (*admission.jobs, *admitted.requeued)])
         for job in admission.jobs:
             known = admitted.known.get(job.drv_path or "")
             if known is None:
                 self.status[job.job_id] = job.status
                 self.kinds[job.job_id] = job.kind
                 self.tell(job.job_id, f"admitted {job.name}")
+        self.clusters.admitted(admitted)
         for job in admitted.requeued:
             self.status[job.job_id] = "Created"
             self.completions[job.job_id] = 0
             self.tell(job.job_id, "queued again")
 
+    def rebuilt(self, rebuild: Rebuild) -> None:
+        for job in rebuild.requeued:
+            self.demand(self.status[job.job_id] == "Completed", "rebuilt undone", job.job_id)
+            self.status[job.job_id] = "Created"
+            self.completions[job.job_id] = 0
+            self.tell(job.job_id, f"to be built again for {rebuild.job_id}")
+
     def wrote(self, batch: Batch, results: list[bool]) -> None:
-        for write, result in zip(batch.writes, results, strict=True):
+        self._begin([job for write in batch.writes for job in self._jobs_of(write)])
+        for write, result in self._single(batch, results):
+            self.clusters.wrote(write, result=result)
             match write:
                 case OpenClaim() if result:
                     claim = write.claim
@@ -92,11 +122,13 @@ class Watch:
                     del self.open[job]
                     self.closed_in[write.assignment_id] = batch.number
                     self.tell(job, f"closed {write.assignment_id} {write.outcome}")
+                    is_member = self.clusters.closes(write.assignment_id, job, write.outcome)
                     if write.outcome == "Completed":
                         is_true = self.is_finished(write.assignment_id)
                         self.demand(is_true, "I4: completed by a stale report", job)
-                        self.completions[job] += 1
-                        self.demand(self.completions[job] == 1, "I4: completed twice", job)
+                        if not is_member:
+                            self.completions[job] += 1
+                            self.demand(self.completions[job] == 1, "I4: completed twice", job)
                 case SetJob():
                     before = self.status.get(write.job_id)
                     self.demand(
@@ -109,20 +141,78 @@ class Watch:
                     self.status[write.job_id] = write.status
                     self.tell(write.job_id, f"is {write.status}")
 
+    @staticmethod
+    def _single(batch: Batch, results: list[bool]) -> Iterator[tuple[Write, bool]]:
+        for write, result in zip(batch.writes, results, strict=True):
+            yield write, result
+            if isinstance(write, OpenAttempt):
+                yield from ((claim, result) for claim in write.claims)
+
     def _job_of(self, assignment_id: str) -> str:
         return next(j for j, c in self.open.items() if c.assignment_id == assignment_id)
 
-    def synced(self, number: int) -> None:
-        self.durable = number
+    def _jobs_of(self, write: Any) -> list[str]:
+        match write:
+            case OpenClaim():
+                return [write.claim.job_id]
+            case SetJob():
+                return [write.job_id]
+            case CloseClaim():
+                return [j for j, c in self.open.items() if c.assignment_id == write.assignment_id]
+        return []
+
+    # -- power loss --------------------------------------------------------------------------------
+
+    def _begin(self, jobs: list[str]) -> None:
+        """A transaction that touches these jobs: it may turn out to be lost."""
+        before = {j: (self.status.get(j), self.open.get(j), self.completions[j]) for j in jobs}
+        self.journal.append(before)
+
+    def synced_all(self) -> None:
+        self.journal.clear()
+
+    def server_started(self, ledger: SqliteLedger) -> None:
+        """After a power loss the ledger must be as it was at some moment since the last sync, and
+        what was promised must hold (I9)."""
+        if not self.has_lost_power:
+            return
+        self.has_lost_power = False
+        with ledger.snapshot() as db:
+            found = dict(db.execute("SELECT id, status FROM job").fetchall())
+            claims = db.execute("SELECT id, job, closed_at FROM dispatched_job").fetchall()
+        opened = {job: assignment for assignment, job, closed in claims if closed is None}
+        found.update(dict.fromkeys(opened, "Claimed"))
+        while not self._is_as(found, opened):
+            self.demand(bool(self.journal), "I9: a state that was durable is lost, or never was")
+            for job, (status, claim, completions) in self.journal.pop().items():
+                _put(self.status, job, status)
+                _put(self.open, job, claim)
+                self.completions[job] = completions
+        self.journal.clear()
+        lost = sorted(self.promised - found.keys())
+        self.demand(not lost, "I9: an accepted submission is lost", *lost[:1])
+        closed = {assignment for assignment, _, at in claims if at is not None}
+        gone = sorted(self.recorded - closed)
+        self.demand(not gone, f"I9: recorded results are lost: {gone[:3]}")
+
+    def _is_as(self, found: dict[str, str], opened: dict[str, str]) -> bool:
+        return (
+            self.status == found
+            and {job: claim.assignment_id for job, claim in self.open.items()} == opened
+        )
 
     # -- the wire ----------------------------------------------------------------------------------
 
     def sends(self, server: Any, peer: bytes, frames: list[bytes]) -> None:
         for frame in frames:
             message = self._decoder.decode(frame)
+            self.clusters.sends(message)
             if isinstance(message, m.AssignJob):
                 self._assigns(server, peer, message)
+            elif isinstance(message, m.CmdSubmitted):
+                self.promised.update(message.jobs.values(), message.evaluations)
             elif isinstance(message, m.Recorded):
+                self.recorded.add(message.assignment_id)
                 number = self.closed_in.get(message.assignment_id)
                 is_durable = number is not None and number <= server.synced
                 self.demand(is_durable, "Recorded before it is durable", message.job_id)
@@ -178,6 +268,7 @@ class Watch:
         if self.turns % OFFERS_EVERY == 0:
             owed = self.missing_offers(server)
             self.demand(not owed, f"I8: an offer is owed: {owed[:1]}", *(j for _, j in owed[:1]))
+        self.clusters.settled(server, self.clock.now)
         settlement = server.farm._settlement
         if settlement._writes or settlement._batches:
             return  # what closes a claim may be on its way
@@ -188,7 +279,9 @@ class Watch:
 
     def missing_offers(self, server: Any) -> list[tuple[str, str]]:
         """(session, job) that are owed an offer: pages go out within the turn here."""
-        owed = []
+        owed: list[tuple[str, str]] = []
+        if server.pager_is_new:
+            return owed  # all of it comes with the `Reset`
         for session in server.sessions:
             view = session.view()
             is_there = session.peer in server.network.connections
@@ -210,3 +303,10 @@ class Watch:
             and entry.cls.system in (*view.architectures, "builtin")
             and entry.cls.features <= view.features
         )
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value

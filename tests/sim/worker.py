@@ -23,11 +23,12 @@ class SimWorker:
 
     def __init__(self, name: str, network: Network, random: Random, *, slots: int,
                  systems: list[str], features: list[str], graphs: dict[str, Any],
-                 may_die: bool) -> None:  # fmt: skip
+                 may_die: bool, zone: str | None = None) -> None:  # fmt: skip
         self.name, self.network, self.random, self.clock = name, network, random, network.clock
         self.slots, self.systems, self.features = slots, systems, features
         self.graphs = graphs
         self.may_die = may_die
+        self.zone = zone
         self.finished: set[str] = set()
         """Assignments that really came to a good end here."""
         self.assigned: list[m.ClaimRef] = []
@@ -41,7 +42,7 @@ class SimWorker:
         self.is_up = True
         announced = m.WorkerCapabilities(
             architectures=self.systems, system_features=self.features,
-            max_concurrent_builds=self.slots,
+            max_concurrent_builds=self.slots, zone=self.zone,
         )  # fmt: skip
         settings = CoreSettings(
             worker_id=self.name,
@@ -171,6 +172,9 @@ class SimWorker:
                     )
                     self.connection.to_server([encode(answer)])
                     continue
+                is_seat = message.cluster is not None
+                if is_seat and self.random.random() < self.network.faults.deaf_seats:
+                    continue
             elif isinstance(message, m.InitAck):
                 self._report_stale()
             self._later(life, e.Received(number, message))
@@ -198,7 +202,10 @@ class SimWorker:
             metrics=m.BuildMetrics(wall_time_ms=5, peak_ram_mb=3),
         )
         if self.random.random() < self.network.faults.failures:
-            outcome = Failed(self.random.choice(FAILURES), "simulated")
+            kind = self.random.choice(FAILURES)
+            needed = [required.path for required in assignment.job.required_paths]
+            lost = self.random.sample(needed, 1) if needed and kind == "InputsUnavailable" else []
+            outcome = Failed(kind, "simulated", missing_paths=lost)
         self.clock.after(self.random.expovariate(0.5), lambda: self._finish(life, key, outcome))
 
     def _while_running(self, life: int, key: str, event: e.Event) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from actors.ledger.records import TERMINAL
+from actors.server import assigner
 from actors.server.config import ServerConfig
+from actors.server.pool import Pool
 from tests.sim.clock import Clock
+from tests.sim.clusters import ZONES, clusters_of
+from tests.sim.disk import Disk
 from tests.sim.faults import PRESETS, Faults
 from tests.sim.network import Connection, Network
 from tests.sim.server import SimServer
@@ -19,8 +24,11 @@ from transport import messages as m
 from transport.codec import Decoder, encode
 
 STORMY_SECS = 120.0
-HEALING_SECS = 4_000.0
-MAX_STEPS = 400_000
+HEALING_SECS = 1_500.0
+UNDRAIN_SECS = 1.0
+QUIET_SECS = 20.0
+"""From the healing to the end at least: what is late still comes in."""
+MAX_STEPS = 60_000
 SYSTEMS = ("x86_64-linux", "aarch64-linux")
 
 
@@ -77,33 +85,43 @@ class World:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-sim-", dir=_fast_folder())
         self._file = Path(self._folder.name) / "ledger.sqlite3"
         self.config = ServerConfig(state_dir=Path(self._folder.name))
+        self.disk = Disk() if self.faults.server_crashes else None
 
     def run(self) -> Watch:
         """Raises `Violation` with the stories and the command that replays it."""
+        # Small blocks are quickly made, and full.
+        assigner.Pool = functools.partial(Pool, block_rows=16, slots=4)
         try:
             self._run()
         except Exception as error:
             replay = f"python -m tests.sim --preset {self.preset} --seed {self.seed}"
             raise Violation(f"{type(error).__name__}: {error}\nreplay: {replay}") from error
         finally:
+            assigner.Pool = Pool
             if self.network.server is not None:
                 self.network.server.ledger.close()
+            if self.disk is not None:
+                self.disk.close()
             self._folder.cleanup()
         return self.watch
 
     def note(self, text: str) -> None:
-        self.watch.trace.append(f"{self.clock.now:.4f} {text}")
+        self.watch.note(text)
 
     def _run(self) -> None:
         self._start_server()
         graphs: dict[str, list[m.Derivation]] = {}
+        has_clusters = self.faults.clusters > 0
+        count = self.random.randint(3, 7) if has_clusters else self.random.randint(2, 5)
+        self.zones = [self.random.choice(ZONES) if has_clusters else None for _ in range(count)]
         self.workers = [
             SimWorker(
                 f"w{n}", self.network, self.random, slots=self.random.randint(1, 3),
                 systems=list(SYSTEMS if n < 2 else SYSTEMS[: self.random.randint(1, 2)]),
                 features=["kvm"] if n < 2 else [], graphs=graphs, may_die=n >= 2,
+                zone=zone,
             )
-            for n in range(self.random.randint(2, 5))
+            for n, zone in enumerate(self.zones)
         ]  # fmt: skip
         self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
         self.clients: list[Client] = []
@@ -124,7 +142,7 @@ class World:
     def _start_server(self) -> None:
         self.lives += 1
         self.network.server = SimServer(
-            self.network, self.random, self.watch, self._file, self.config, self.lives
+            self.network, self.random, self.watch, self._file, self.config, self.lives, self.disk
         )
         self.note(f"server life {self.lives}")
 
@@ -158,7 +176,12 @@ class World:
             random.shuffle(graphs[ref])
             source = m.EvalSource(kind="graph-file", ref=ref)
             evaluations = [m.SubmittedEvaluation(source=source)]
-        return m.CmdSubmit(request=number, is_final=True, jobs=jobs, evaluations=evaluations)
+        clusters = []
+        if random.random() < self.faults.clusters:
+            clusters = clusters_of(random, f"c{number}", jobs, self.zones, sorted(graphs))
+        return m.CmdSubmit(
+            request=number, is_final=True, jobs=jobs, evaluations=evaluations, clusters=clusters
+        )
 
     def _graph(self, name: str, count: int) -> list[m.SubmittedJob]:
         # Of the name alone, so that two clients can submit the same graph.
@@ -207,12 +230,16 @@ class World:
         elif random.random() < faults.server_stops and not server.is_stopping:
             self.note("the server stops")
             server.stop()
-            self.clock.after(20.0, lambda: server.is_up and server.crash())
+            self.clock.after(20.0, lambda: server.is_up and server.exit())
         elif random.random() < faults.dispatch_restarts:
             self.note("dispatch restarts")
             server.start_dispatch()
         elif random.random() < faults.pager_restarts:
             server.restart_pager()
+        if random.random() < faults.wall_jumps:
+            jump = random.choice((-1, 1)) * random.choice((2.0, 3_600.0, 400 * 86_400.0))
+            self.note(f"the wall clock jumps by {jump:.0f} s")
+            self.clock.wall_shift += jump
         if random.random() < faults.cancels:
             self._cancel(server)
         if random.random() < faults.cordons:
@@ -245,7 +272,7 @@ class World:
             server.faults, server.crash_next = calm, False
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
-        self.healed_at = self.clock.now
+        self.healed_at = self.undrained_at = self.clock.now
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -253,11 +280,17 @@ class World:
         server = self.network.server
         if server is None or server.deferred or server.inbox:
             return False
-        if server.farm.registry.cordons and not server.is_stopping:
+        if server.farm.registry.cordons and self.clock.now > self.undrained_at + UNDRAIN_SECS:
+            # One that was sent when all was healed may have met a server that was just going.
+            self.undrained_at = self.clock.now
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
         answered = all(c.answer is not None for c in self.clients)
-        return answered and not server.farm.feeder.nodes and self.clock.now > self.healed_at + 60
+        return (
+            answered
+            and not server.farm.feeder.nodes
+            and self.clock.now > self.healed_at + QUIET_SECS
+        )
 
     def _judge(self) -> None:
         server, watch = self.network.server, self.watch
@@ -274,6 +307,7 @@ class World:
         counts = {s: n for s, n in farm.feeder.counts.items() if n}
         watch.demand(counts == server.ledger.counts(), f"counts {counts} {server.ledger.counts()}")
         watch.demand(not watch.missing_offers(server), "I8: an offer is owed")
+        watch.clusters.judge(server)
         self._check_leaks(farm)
 
     def _check_leaks(self, farm: Any) -> None:
@@ -283,7 +317,8 @@ class World:
             "orphans": assigner._orphans, "declines": assigner._declines,
             "awaited": farm.feeder._awaited, "recent": farm.feeder._recent,
             "admissions": farm.admissions._sent, "waiting": farm.commands._waiting,
-            "held reports": farm.reports._held,
+            "held reports": farm.reports._held, "clusters": farm.coordinator.clusters,
+            "attempts": farm.coordinator.attempts, "kept": assigner.kept,
         }  # fmt: skip
         leaked = {name: what for name, what in left.items() if what}
         self.watch.demand(not leaked, f"leaked: {leaked}")

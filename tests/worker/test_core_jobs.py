@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.worker import events as e
-from actors.worker.core import MAX_UNCONFIRMED, MAX_UNSCORED_PAGES, Link
+from actors.worker.core import MAX_UNCONFIRMED, MAX_UNSCORED_PAGES, MAX_UNSENT_SIGNALS, Link
 from actors.worker.executors.base import Built, Failed
 from transport import messages as m
 
@@ -465,3 +465,36 @@ def test_failures_are_reported_as_they_are(driver):
         "j1", "a1", "not there", "InputsUnavailable", missing_paths=["/nix/store/x"]
     )
     assert worker.core.link is Link.SERVING
+
+
+# -- signals of cluster members ------------------------------------------------------------
+
+
+def test_signals_of_a_running_member_go_both_ways(driver):
+    worker = driver()
+    worker.serve()
+    roster = [m.RosterEntry("r", 0, "w", primary=True)]
+    lead = m.MemberRef("lead", 0)
+    worker.assign(1, seat=seat())
+    worker.receive(m.ClusterSignal("t1", b"early", None, lead))
+    assert not worker.did(e.DeliverSignal)  # nothing runs yet
+    worker.receive(m.StartCluster(attempt="t1", roster=roster))
+    assert worker.did(e.StartJob)[-1].roster == roster
+    worker.receive(m.ClusterSignal("t1", b"hi", None, lead))
+    assert worker.did(e.DeliverSignal) == [e.DeliverSignal("a1", lead, b"hi")]
+    worker.receive(m.ClusterSignal("t2", b"not ours", None, lead))
+    assert not worker.did(e.DeliverSignal)
+    assert worker.step(e.SignalSent("a1", lead, b"x")) == [m.ClusterSignal("t1", b"x", lead)]
+
+
+def test_signals_wait_for_a_session_and_never_without_bound(driver):
+    worker = driver()
+    worker.serve()
+    worker.assign(1, seat=seat())
+    worker.receive(m.StartCluster(attempt="t1", roster=[]))
+    worker.lose()
+    for number in range(MAX_UNSENT_SIGNALS + 3):
+        assert worker.step(e.SignalSent("a1", None, b"%d" % number)) == []
+    worker.wait(2)
+    sent = [x for x in worker.serve(resumed=["a1"]) if isinstance(x, m.ClusterSignal)]
+    assert [x.payload for x in sent] == [b"%d" % n for n in range(MAX_UNSENT_SIGNALS)]

@@ -137,7 +137,7 @@ def test_core_score_is_measured_once(tmp_path, monkeypatch):
 
 def test_metrics_are_within_their_ranges():
     metrics = MachineMetrics().read({"j1": 5})
-    assert 0 <= metrics.cpu_usage_pct <= 100
+    assert metrics.cpu_usage_pct is None  # too soon to say
     assert metrics.ram_free_mb > 0
     assert metrics.build_peak_ram_mb == {"j1": 5}
     assert MachineMetrics().read({}).build_peak_ram_mb is None

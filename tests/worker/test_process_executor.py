@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from actors.worker.executors import process as process_module
 from actors.worker.executors.base import Built, Evaluated, Failed, Spans
 from actors.worker.executors.process import ProcessExecutor
 from actors.worker.executors.store import DirectoryStore
+from actors.worker.signals import Member, Signal
 from transport import messages as m
 
 
@@ -22,6 +24,7 @@ class Context:
 
     job_id = "j1"
     assignment_id = "a1"
+    member = None
 
     def __init__(self):
         self.spans = Spans()
@@ -29,6 +32,7 @@ class Context:
         self.updates = []
         self.derivations = []
         self.peaks = []
+        self.progress = []
         self.log_gate = trio.Event()
         self.log_gate.set()
 
@@ -42,6 +46,7 @@ class Context:
 
     async def advance_build(self, phase, **fields):
         await trio.lowlevel.checkpoint()
+        self.progress.append((phase, fields))
 
     async def advance_eval(self, derivations):
         await trio.lowlevel.checkpoint()
@@ -539,3 +544,27 @@ async def test_own_store_lies_in_the_state_directory(tmp_path, context):
 async def test_store_of_another_kind_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="needs a directory"):
         ProcessExecutor.of(config(tmp_path, store="ssh-ng://host"))
+
+
+async def test_a_cluster_member_finds_its_cluster_and_its_socket(executor, store):
+    context = Context()
+    roster = [m.RosterEntry("lead", 0, "w1", primary=True)]
+    sent = []
+
+    async def send(signal):
+        await trio.lowlevel.checkpoint()
+        sent.append(signal)
+
+    context.member = Member(m.ClusterSeat("t1", "lead", 0, 30.0), roster, send)
+    context.member.deliver(Signal(m.MemberRef("helper", 1), b"the port"))
+    code = (
+        "import json,os,socket;s=socket.socket(socket.AF_UNIX);"
+        "s.connect(os.environ['HEADRACE_SIGNAL_SOCKET']);f=s.makefile('rw');"
+        "print(json.dumps({'payload':'mine'}),file=f,flush=True);"
+        "open(os.environ['out'],'w').write("
+        "json.loads(os.environ['HEADRACE_CLUSTER'])['role']+json.loads(f.readline())['payload'])"
+    )
+    member = job("unused", builder=sys.executable, args=["-c", code])
+    assert isinstance(await executor.run_build(member, context), Built)
+    assert store.entry("/nix/store/p").read_text() == "leadthe port"
+    assert sent == [Signal(None, b"mine")]

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from actors.worker.config import ConfigError, WorkerConfig
-from actors.worker.run import run_worker
+from actors.worker.run import default_executor, run_worker
+from tests.nix.real import needs_nix
 from transport import messages as m
 from transport.codec import Decoder, encode
 from transport.loopback import Network
@@ -151,6 +152,24 @@ async def test_unreadable_peers_file_is_refused_before_anything_starts(tmp_path)
     with pytest.raises(ConfigError, match="peers file"):
         await run_worker(config(tmp_path, peers_file=tmp_path / "none"), Network().connector())
     assert not (tmp_path / "state/builds").exists()
+
+
+def test_nix_is_the_default_where_it_can_be_used(tmp_path, monkeypatch, caplog):
+    assert default_executor(None) in ("nix", "process")
+    program = tmp_path / "nix-store"
+    program.write_text("#!/bin/sh\necho 'error: no such store' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert default_executor(None) == "process"
+    assert "error: no such store" in caplog.text
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert default_executor(None) == "process"
+
+
+@needs_nix
+def test_nix_is_the_default_with_a_store_that_works(tmp_path, nix_env, monkeypatch):
+    monkeypatch.setenv("NIX_CONFIG", nix_env["NIX_CONFIG"])
+    assert default_executor(str(tmp_path / "store")) == "nix"
 
 
 async def test_without_nix_its_executor_says_what_to_do(tmp_path, monkeypatch):

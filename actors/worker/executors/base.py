@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from actors.worker.signals import Member
 from transport import messages as m
 
 MAX_ERROR_CHARACTERS = 8_000
@@ -58,6 +59,11 @@ class JobContext(Protocol):
     @property
     def spans(self) -> Spans: ...
 
+    @property
+    def member(self) -> Member | None:
+        """For a cluster member that runs: how its process reaches the others."""
+        ...
+
     async def log(self, data: bytes) -> None:
         """Output of the builder, of any size."""
         ...
@@ -75,6 +81,11 @@ class JobContext(Protocol):
         paths_done: int | None = None,
         paths_total: int | None = None,
     ) -> None: ...
+
+    async def known(self, drv_paths: Sequence[str]) -> set[str]:
+        """Which of these an evaluation has already reported whole; none when the server does not
+        answer in time. At most `m.MAX_KNOWN_ASKED` at once."""
+        ...
 
     async def advance_eval(self, derivations: int) -> None:
         """How many derivations were found so far; passed on at most once a second."""
@@ -135,10 +146,19 @@ class Spans:
         return max(0, round((time.monotonic() - self._started) * 1000))
 
 
+def _unknown(_: str) -> None:
+    return None
+
+
 def score_candidates(
-    candidates: Iterable[m.JobCandidate], is_valid: Callable[[str], bool]
+    candidates: Iterable[m.JobCandidate],
+    is_valid: Callable[[str], bool],
+    nar_size: Callable[[str], int | None] = _unknown,
 ) -> list[m.Score]:
-    """Scores by asking for one path after the other; a path that raises `OSError` is missing."""
+    """Scores by asking for one path after the other; a path that raises `OSError` is missing.
+
+    `nar_size` is asked for the bytes of missing paths of which the server knows none.
+    """
     known: dict[str, bool] = {}
 
     def holds(path: str) -> bool:
@@ -153,21 +173,26 @@ def score_candidates(
     for candidate in candidates:
         missing = [p for p in candidate.required_paths if not holds(p.path)]
         outputs = candidate.output_paths
-        scores.append(_score(candidate, missing, bool(outputs) and all(map(holds, outputs))))
+        is_done = bool(outputs) and all(map(holds, outputs))
+        scores.append(_score(candidate, missing, is_done, nar_size))
     return scores
 
 
 def score_as_missing(candidates: Iterable[m.JobCandidate]) -> list[m.Score]:
     """What is true of any store at worst: nothing is there."""
-    return [_score(c, c.required_paths, False) for c in candidates]
+    return [_score(c, c.required_paths, False, _unknown) for c in candidates]
 
 
 def _score(
-    candidate: m.JobCandidate, missing: Sequence[m.RequiredPath], outputs_present: bool
+    candidate: m.JobCandidate,
+    missing: Sequence[m.RequiredPath],
+    outputs_present: bool,
+    nar_size: Callable[[str], int | None],
 ) -> m.Score:
+    sizes = (nar_size(p.path) or 0 if p.nar_size is None else p.nar_size for p in missing)
     return m.Score(
         job_id=candidate.job_id,
         missing_count=len(missing),
-        missing_nar_size=min(sum(p.nar_size or 0 for p in missing), _MAX_SIZE),
+        missing_nar_size=min(sum(sizes), _MAX_SIZE),
         outputs_present=outputs_present,
     )

@@ -64,12 +64,20 @@ def read_graph(ref: str, attributes: Sequence[str]) -> list[m.Derivation]:
         ) from None
     except ValueError:
         raise BadGraph(f"{ref!r} is not a file name") from None
-    jobs = list(check(read_submission(data, ref).jobs).jobs)
+    submission = read_submission(data, ref)
+    if submission.clusters:
+        raise BadGraph(f"{ref}: an evaluation reports no clusters: submit the file instead")
+    jobs = list(check(submission.jobs).jobs)
     if not jobs:
         raise BadGraph(f"{ref}: holds no builds")
     if attributes:
         jobs = _needed(jobs, attributes, ref)
-    return [m.Derivation(**{name: getattr(job, name) for name in _FIELDS}) for job in jobs]
+    return list(map(as_derivation, jobs))
+
+
+def as_derivation(job: m.SubmittedJob) -> m.Derivation:
+    """The part of a job that an evaluation reports."""
+    return m.Derivation(**{name: getattr(job, name) for name in _FIELDS})
 
 
 def batches(derivations: Iterable[m.Derivation]) -> Iterator[list[m.Derivation]]:

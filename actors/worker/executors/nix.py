@@ -4,7 +4,7 @@ Theory of operation. A Nix program takes 40 ms and more to start, so the process
 has a `nix-store --serve --write` of its own for builds, and one for fetching from the binary cache
 once something is missing (a process that has built never substitutes again); one more answers
 scoring. What a build needs and makes is locked in its process, which makes it a root of the
-garbage collector until the process ends; it is replaced after `MAX_BUILDS` builds, for the list of
+garbage collector until the process ends; it is replaced after `MAX_JOBS` jobs, for the list of
 these roots only grows.
 
 A process whose answer nobody waits for any more is useless, so a job that is stopped ends its
@@ -13,38 +13,47 @@ slot's processes, and Nix, losing its client, ends the builder.
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from math import ceil, inf
+from collections.abc import Callable, Sequence
+from typing import TypeVar, TypeVarTuple
 
-import psutil
 import trio
 from msgspec.structs import replace
 
 from actors.nix import serve, wire
-from actors.nix.serve import BuildResult, PathInfo, ServeFailed, ServeProcess, Settings
+from actors.nix.cache import CacheFailed
+from actors.nix.serve import PathInfo, ServeFailed, ServeProcess, Settings
 from actors.nix.settings import BadKey, Nix, NixFailed, plain, show_config
 from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext
 from actors.worker.executors.graphs import run_graph_file
+from actors.worker.executors.nix_eval import NixEvaluator
+from actors.worker.executors.nix_fetch import Fetcher
+from actors.worker.executors.nix_repair import holds_all, put_back
+from actors.worker.executors.nix_run import Overtime, Run, failure_of
 from actors.worker.executors.nix_scoring import ValidPaths
-from actors.worker.executors.nix_spec import basic_derivation
+from actors.worker.executors.nix_spec import assumed_inputs, basic_derivation
+from actors.worker.executors.nix_upload import Uploader
 from actors.worker.executors.spec import BadSpec
-from actors.worker.metrics import family_rss, oom_kills
 from transport import messages as m
 
-MAX_BUILDS = 500
+MAX_JOBS = 500
 """Of one process."""
-MAX_LOG_BYTES = 64 * 2**20
-_SAMPLE_EVERY_SECS = 0.5
-_READ_BYTES = 2**16
-_OVERTIME_SECS = 30
-"""After a build's time limit, until Nix itself is taken to hang."""
 
-_NOT_VALID = ("is not valid", "does not exist in the store", "dependency")
-_UNFIT = ("is required to build",)
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def why_unusable(store: str | None) -> str | None:
+    """Why Nix cannot use a store, on one line; none if it can. Blocks for some 60 ms."""
+    valid = ValidPaths(serve.command(store), Nix(store).environment())
+    try:
+        valid.among([])
+    except ServeFailed as error:
+        return str(error)
+    finally:
+        valid.close()
+    return None
 
 
 class NixExecutor:
@@ -52,14 +61,16 @@ class NixExecutor:
 
     fetches = True
 
-    def __init__(self, nix: Nix, *, slots: int = 1) -> None:
+    def __init__(self, nix: Nix, *, slots: int = 1, eval_memory_mb: int = 0) -> None:
         self._nix = nix
+        self._eval_memory_mb = eval_memory_mb
+        self._evaluator: NixEvaluator | None = None
         self._env: dict[str, str] = {}
         self._substitutes = False
         """Whether there is any cache to fetch from."""
         self._argv = serve.command(nix.store)
         self._idle: list[_Slot] = []
-        self._valid = ValidPaths(self._argv, self._env)
+        self._valid = ValidPaths(self._argv, self._env, nix.cache)
         self._threads = trio.CapacityLimiter(slots + 1)
 
     @classmethod
@@ -70,13 +81,17 @@ class NixExecutor:
                 "nix-store is not on PATH: install Nix, or start with --executor process"
             )
         nix = Nix(config.store, config.cache, config.cache_key)
-        return cls(nix, slots=config.build_max_concurrent)
+        return cls(nix, slots=config.build_max_concurrent, eval_memory_mb=config.eval_max_memory_mb)
 
     def start(self) -> None:
         """Tries the store."""
         try:
             self._env.update(self._nix.environment())
-            self._substitutes = bool(show_config(self._env).get("substituters"))
+            settings = show_config(self._env)
+            self._substitutes = bool(settings.get("substituters"))
+            self._evaluator = NixEvaluator(
+                self._nix, self._env, str(settings["system"]), self._eval_memory_mb
+            )
             self._valid.among([])
         except (BadKey, NixFailed, ServeFailed) as error:
             raise OSError(str(error)) from None
@@ -93,7 +108,7 @@ class NixExecutor:
     # -- builds ------------------------------------------------------------------------------------
 
     async def run_build(self, job: m.BuildJob, context: JobContext) -> Built | Failed:
-        slot = self._idle.pop() if self._idle else _Slot(self._argv, self._env)
+        slot = self._idle.pop() if self._idle else _Slot(self._nix, self._argv, self._env)
         is_whole = False
         try:
             outcome = await self._build(slot, job, context)
@@ -112,20 +127,28 @@ class NixExecutor:
 
     async def _build(self, slot: _Slot, job: m.BuildJob, context: JobContext) -> Built | Failed:
         drv = basic_derivation(job)
+        slot.jobs += 1
         builder = await slot.builder()
         outputs = list(job.outputs.values())
         absent = await _missing(builder, outputs)
+        trouble = None
         if absent and self._substitutes:
-            await _fetch(slot, absent)
+            trouble = await slot.fetcher.fetch(absent, _unheard)
             absent = await _missing(builder, absent)
         is_here = not absent
         metrics = None
         if not is_here:
             needed = [required.path for required in job.required_paths]
             needed += [job.drv_path] if drv is None else []
-            gone = await self._prefetch(slot, builder, needed, context)
-            if gone:
-                return Failed("InputsUnavailable", _named(gone), missing_paths=gone)
+            failure = await self._prefetch(slot, builder, needed, context)
+            if failure is not None:
+                return failure
+            if drv is not None and (assumed := assumed_inputs(job)):
+                # Taken as built by whoever submitted the job: to be had, or not needed.
+                await self._prefetch(slot, builder, assumed, context)
+                lacking = set(await _missing(builder, assumed))
+                here = [path for path in assumed if path not in lacking]
+                drv = replace(drv, input_paths=[*drv.input_paths, *here])
             with context.spans.phase("build"):
                 limits = Settings(job.max_silent_secs, job.timeout_secs)
                 if drv is not None:
@@ -135,11 +158,14 @@ class NixExecutor:
                     wanted = f"{job.drv_path}!{','.join(job.outputs)}"
                     request = serve.build_paths([wanted], limits)
                     reply = serve.paths_built
-                run = _Run(builder, context)
-                result = await run.finish(request, reply(), job.timeout_secs)
-            slot.builds += 1
+                run = Run(builder, job, context)
+                try:
+                    result = await run.finish(request, reply())
+                except Overtime as error:
+                    slot.is_broken = True
+                    return Failed("Timeout", str(error), metrics=run.metrics)
             metrics = run.metrics
-            failure = _failure_of(job, result, run)
+            failure = failure_of(job, result, run)
             if failure is not None:
                 return replace(failure, metrics=metrics)
         infos = {
@@ -149,7 +175,8 @@ class NixExecutor:
         if unmade := [path for path in outputs if path not in infos]:
             return Failed("Permanent", f"the builder failed to produce output path {unmade[0]}")
         self._valid.add(outputs)
-        if failure := await self._upload(outputs, infos, context):
+        is_doubtful = is_here or trouble is not None
+        if failure := await self._upload(slot, builder, infos, context, is_doubtful=is_doubtful):
             return failure
         if metrics is not None:
             size = sum(infos[path].nar_size for path in outputs)
@@ -162,165 +189,121 @@ class NixExecutor:
 
     async def _prefetch(
         self, slot: _Slot, builder: ServeProcess, needed: list[str], context: JobContext
-    ) -> list[str]:
-        """Makes what the build needs valid; returns what could not be had."""
+    ) -> Failed | None:
+        """Makes what the build needs valid; the failure names what could not be had."""
         missing = await _missing(builder, needed)
         if not missing:
-            return []
+            return None
+
+        async def copying(paths: int) -> None:
+            await context.advance_build("prefetch", paths_done=paths, paths_total=len(missing))
+
         with context.spans.phase("prefetch"):
             await context.advance_build("prefetch", paths_done=0, paths_total=len(missing))
+            trouble = None
             if self._substitutes:
-                await _fetch(slot, missing)
+                trouble = await slot.fetcher.fetch(missing, copying)
             gone = await _missing(builder, missing)
             done = len(missing) - len(gone)
             await context.advance_build("prefetch", paths_done=done, paths_total=len(missing))
         here = set(missing) - set(gone)
         self._valid.add(here)
         self._valid.drop(gone)
-        return gone
+        if not gone:
+            return None
+        why = f" ({trouble.text})" if trouble is not None else ""
+        if trouble is not None and trouble.is_unreachable:
+            return Failed("Transient", f"cannot fetch {gone[0]}{why}")
+        return Failed("InputsUnavailable", f"{_named(gone)}{why}", missing_paths=gone)
 
     async def _upload(
-        self, outputs: list[str], infos: dict[str, PathInfo], context: JobContext
+        self,
+        slot: _Slot,
+        builder: ServeProcess,
+        infos: dict[str, PathInfo],
+        context: JobContext,
+        *,
+        is_doubtful: bool,
     ) -> Failed | None:
-        """Copies the outputs to the cache, where other workers find them."""
-        if self._nix.cache is None:
+        """Copies the outputs to the cache, where other workers find them.
+
+        `is_doubtful`: the cache may list some of them already, and may have lost them.
+        """
+        cache, paths = self._nix.cache, list(infos)
+        if cache is None:
             return None
         size = sum(info.nar_size for info in infos.values())
         with context.spans.phase("upload"):
-            await context.advance_build("upload", bytes_done=0, bytes_total=size)
-            done = await trio.run_process(
-                self._nix.copy_to_cache(outputs), env=self._env, check=False,
-                capture_stderr=True, capture_stdout=True,
-            )  # fmt: skip
-            if done.returncode:
-                said = plain(done.stderr.decode(errors="replace")) or f"exit {done.returncode}"
-                return Failed("Transient", f"cannot copy the outputs to {self._nix.cache}: {said}")
+            try:
+                if is_doubtful and await self._in_thread(holds_all, cache, paths):
+                    return None
+                await context.advance_build("upload", bytes_done=0, bytes_total=size)
+                if sign := self._nix.sign(paths):
+                    await self._run(sign)
+                if sign or not await slot.uploader.upload(builder, [*infos.values()]):
+                    await self._run(self._nix.copy_to_cache(paths))
+                if is_doubtful:
+                    await self._in_thread(put_back, self._nix, self._env, [*infos.values()])
+            except CacheFailed as error:
+                return Failed("Transient", f"cannot copy the outputs to {cache}: {error}")
             await context.advance_build("upload", bytes_done=size, bytes_total=size)
         return None
 
+    async def _run(self, command: Sequence[str]) -> None:
+        """A Nix program to its end. Raises `CacheFailed`."""
+        done = await trio.run_process(
+            command, env=self._env, check=False, capture_stderr=True, capture_stdout=True
+        )
+        if done.returncode:
+            said = plain(done.stderr.decode(errors="replace"))
+            raise CacheFailed(said or f"{command[1]}: exit code {done.returncode}")
+
+    async def _in_thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await trio.to_thread.run_sync(work, *args, limiter=self._threads)
+
     async def run_eval(self, job: m.EvalJob, context: JobContext) -> Evaluated | Failed:
-        return await run_graph_file(job, context)
+        if job.source.kind == "graph-file":
+            return await run_graph_file(job, context)
+        assert self._evaluator is not None, "started"
+        return await self._evaluator.run(job, context)
 
 
 class _Slot:
     """The processes of one build at a time."""
 
-    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+    def __init__(self, nix: Nix, argv: list[str], env: dict[str, str]) -> None:
         self._argv, self._env = argv, env
         self._builder: ServeProcess | None = None
-        self._fetcher: ServeProcess | None = None
-        self.builds = 0
+        self.fetcher = Fetcher(argv, env)
+        self.uploader = Uploader(nix, env)
+        self.jobs = 0
+        self.is_broken = False
+        """Whether its process is busy with a build that nobody waits for."""
 
     @property
     def is_worn(self) -> bool:
-        return self.builds >= MAX_BUILDS
+        return self.is_broken or self.jobs >= MAX_JOBS
 
     async def builder(self) -> ServeProcess:
+        """The process for builds, a new one if it has ended. Raises `ServeFailed`."""
+        if self._builder is not None:
+            try:
+                await _missing(self._builder, [])
+            except ServeFailed:
+                await self._builder.close()
+                self._builder = None
         if self._builder is None:
             self._builder = await ServeProcess.start(self._argv, self._env)
         return self._builder
-
-    async def fetcher(self) -> ServeProcess:
-        if self._fetcher is None:
-            self._fetcher = await ServeProcess.start(self._argv, self._env)
-        return self._fetcher
 
     async def close(self) -> None:
         """Ends the processes, a builder included; raises nothing."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for process in (self._builder, self._fetcher):
-                    if process is not None:
-                        nursery.start_soon(process.close)
-
-
-class _Run:
-    """One build in a process: its log, and what it uses."""
-
-    def __init__(self, process: ServeProcess, context: JobContext) -> None:
-        self._process = process
-        self._context = context
-        self._oom_kills = oom_kills()
-        self._logged = 0
-        self._peak = 0
-        self.metrics = m.BuildMetrics()
-
-    async def finish(
-        self, request: bytes, reply: wire.Reply[BuildResult], timeout_secs: int
-    ) -> BuildResult:
-        """Raises `ServeFailed`."""
-        started, cpu = time.monotonic(), _cpu_secs(self._process.pid)
-        patience = timeout_secs + _OVERTIME_SECS if timeout_secs else inf
-        result: BuildResult | None = None
-        with trio.move_on_after(patience):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._sample)
-                pump = _Pump(self._process.log.fileno(), self._pass_on)
-                nursery.start_soon(pump.run)
-                result = await self._process.ask(request, reply)
-                await pump.finish()
-                nursery.cancel_scope.cancel()
-        if result is None:
-            raise ServeFailed(f"nix did not end the build {_OVERTIME_SECS} s after its time limit")
-        self.metrics = m.BuildMetrics(
-            peak_ram_mb=ceil(self._peak / 2**20) or None,
-            cpu_time_ms=round(1000 * (_cpu_secs(self._process.pid) - cpu)),
-            wall_time_ms=round(1000 * (time.monotonic() - started)),
-        )
-        return result
-
-    @property
-    def was_oom(self) -> bool:
-        before, now = self._oom_kills, oom_kills()
-        return before is not None and now is not None and now > before
-
-    async def _sample(self) -> None:
-        while True:
-            await trio.sleep(_SAMPLE_EVERY_SECS)
-            rss = await trio.to_thread.run_sync(family_rss, self._process.pid)
-            if rss > self._peak:
-                self._peak = rss
-                self._context.observe_peak(ceil(rss / 2**20))
-
-    async def _pass_on(self, data: bytes) -> None:
-        before, self._logged = self._logged, self._logged + len(data)
-        if self._logged <= MAX_LOG_BYTES:
-            await self._context.log(data)
-        elif before <= MAX_LOG_BYTES:
-            rest = f"\n[log limit of {MAX_LOG_BYTES} bytes reached, the rest is dropped]\n"
-            await self._context.log(data[: MAX_LOG_BYTES - before] + rest.encode())
-
-
-class _Pump:
-    """Passes on what comes out of a pipe, no faster than it is taken."""
-
-    def __init__(self, handle: int, take: Callable[[bytes], Awaitable[None]]) -> None:
-        self._handle = handle
-        self._take = take
-        self._waiting = trio.CancelScope()
-        self._is_last = False
-        self._ended = trio.Event()
-
-    async def run(self) -> None:
-        while True:
-            try:
-                data = os.read(self._handle, _READ_BYTES)
-            except BlockingIOError:
-                if self._is_last:
-                    break
-                with trio.CancelScope() as self._waiting:
-                    await trio.lowlevel.wait_readable(self._handle)
-                continue
-            if not data:
-                break
-            await self._take(data)
-        self._ended.set()
-
-    async def finish(self) -> None:
-        """Until all that is in the pipe by now was passed on."""
-        self._is_last = True
-        self._waiting.cancel()
-        await self._ended.wait()
+                nursery.start_soon(self.fetcher.close)
+                nursery.start_soon(self.uploader.close)
+                if self._builder is not None:
+                    nursery.start_soon(self._builder.close)
 
 
 async def _missing(process: ServeProcess, paths: Sequence[str]) -> list[str]:
@@ -330,58 +313,8 @@ async def _missing(process: ServeProcess, paths: Sequence[str]) -> list[str]:
     return [path for path in paths if path not in valid]
 
 
-async def _fetch(slot: _Slot, paths: Sequence[str]) -> None:
-    """Fetches from the caches what they have of these paths and all that these refer to."""
-    fetcher = await slot.fetcher()
-    request = serve.query_valid_paths(paths, lock=True, substitute=True)
-    async with trio.open_nursery() as nursery:
-        pump = _Pump(fetcher.log.fileno(), _drop)
-        nursery.start_soon(pump.run)
-        await fetcher.ask(request, wire.strings())
-        await pump.finish()
-
-
-async def _drop(_: bytes) -> None:
+async def _unheard(_: int) -> None:
     await trio.lowlevel.checkpoint()
-
-
-def _failure_of(job: m.BuildJob, result: BuildResult, run: _Run) -> Failed | None:
-    """What a build's result says. Statuses: spec of the serve protocol, see `actors.nix.serve`."""
-    text = plain(result.error)
-    match result.status:
-        case serve.BUILT | serve.SUBSTITUTED | serve.ALREADY_VALID | serve.RESOLVES_TO_VALID:
-            return None
-        case serve.TIMED_OUT:
-            silent = "silent" in text or "without output" in text or "no output" in text
-            if silent:
-                text = f"timed out after {job.max_silent_secs} s without output"
-            else:
-                text = f"timed out after {job.timeout_secs} s"
-            return Failed("Timeout", text)
-        case serve.TRANSIENT_FAILURE:
-            return Failed("Transient", text)
-        case serve.DEPENDENCY_FAILED | serve.NO_SUBSTITUTERS:
-            return Failed("InputsUnavailable", text)
-        case serve.MISC_FAILURE if any(word in text for word in _NOT_VALID):
-            return Failed("InputsUnavailable", text)
-        case serve.MISC_FAILURE if not any(word in text for word in _UNFIT):
-            return Failed("Transient", text)
-        case serve.PERMANENT_FAILURE if "failed due to signal 9" in text:
-            if run.was_oom:
-                run.metrics = replace(run.metrics, oom=True)
-                return Failed("Transient", "the builder was killed for want of memory")
-            return Failed("Transient", text)
-        case _:
-            return Failed("Permanent", text)
-
-
-def _cpu_secs(pid: int) -> float:
-    """Of the children that a process waited for."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
 
 
 def _named(missing: Sequence[str]) -> str:

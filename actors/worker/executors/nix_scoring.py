@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from actors.nix import serve, wire
 from actors.worker.executors.base import score_candidates
+from actors.worker.executors.nix_sizes import CacheSizes
 from transport import messages as m
 
 MAX_REMEMBERED = 500_000
@@ -27,10 +28,12 @@ class ValidPaths:
         self,
         argv: Sequence[str],
         env: Mapping[str, str],
+        cache: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._argv, self._env = argv, env
         self._store: serve.BlockingServe | None = None
+        self._sizes = CacheSizes(cache, clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._asking = threading.Lock()
@@ -44,7 +47,8 @@ class ValidPaths:
             paths.update(dict.fromkeys(r.path for r in candidate.required_paths))
             paths.update(dict.fromkeys(candidate.output_paths))
         valid = self.among(paths)
-        return score_candidates(candidates, valid.__contains__)
+        self._sizes.begin_page()
+        return score_candidates(candidates, valid.__contains__, self._sizes.of)
 
     def among(self, paths: Collection[str]) -> set[str]:
         """The valid ones. Raises `ServeFailed`."""
@@ -58,7 +62,7 @@ class ValidPaths:
             with self._asking:
                 if self._store is None:
                     self._store = serve.BlockingServe(self._argv, self._env)
-                found = set(self._store.ask(request, wire.strings()))
+                found = set(self._store.ask(request, wire.strings))
             self._remember(unsure, found, now)
             valid |= found
         return valid
@@ -86,3 +90,4 @@ class ValidPaths:
             if self._store is not None:
                 self._store.close()
                 self._store = None
+            self._sizes.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from actors.nix.aterm import DrvOutput
@@ -11,6 +13,7 @@ from actors.worker.executors.spec import BadSpec, BuildSpec, build_spec
 from transport import messages as m
 
 _MODES = {"": "", "flat": "", "recursive": "r:", "nar": "r:", "text": "text:", "git": "git:"}
+_UNKNOWN = f"sha256:{bytes(32).hex()}"
 
 
 def basic_derivation(job: m.BuildJob) -> BasicDerivation | None:
@@ -34,16 +37,34 @@ def basic_derivation(job: m.BuildJob) -> BasicDerivation | None:
     )
 
 
+def assumed_inputs(job: m.BuildJob) -> list[str]:
+    """Store paths that the derivation may need although the server does not name them.
+
+    That happens to jobs submitted with inputs assumed built: the server does not know what these
+    made, but their paths stand somewhere in the text of the derivation that uses them.
+    """
+    spec = build_spec(job)
+    named = {required.path for required in job.required_paths}
+    if len(named) >= len(set(spec.input_drvs)) + len(set(spec.input_srcs)):
+        return []
+    store = job.drv_path.rpartition("/")[0]
+    path = re.compile(re.escape(store) + r"/[0-9a-z]{32}-[0-9A-Za-z+\-._?=]+")
+    found = dict.fromkeys(path.findall("\n".join((*spec.args, *spec.env.values()))))
+    own = {*named, *job.outputs.values()}
+    return [p for p in found if p not in own and not p.endswith(".drv")]
+
+
 def _outputs(job: m.BuildJob, spec: BuildSpec) -> dict[str, DrvOutput]:
     attrs = _attributes(spec)
     for unsupported in ("__contentAddressed", "__impure"):
         if attrs.get(unsupported) in (True, "1"):
             raise BadSpec(f"{unsupported} derivations are not supported: give it fixed outputs")
-    digest = attrs.get("outputHash") or ""
-    if not isinstance(digest, str) or not digest:
+    digest = attrs.get("outputHash")
+    if not isinstance(digest, str):
         return {name: DrvOutput(path) for name, path in job.outputs.items()}
     try:
-        algorithm, hexadecimal = to_hex(digest, _text(attrs, "outputHashAlgo"))
+        # To Nix an empty one is a hash that is not known yet: what the mismatch then says.
+        algorithm, hexadecimal = to_hex(digest or _UNKNOWN, _text(attrs, "outputHashAlgo"))
         mode = _MODES[_text(attrs, "outputHashMode")]
     except BadHash as error:
         raise BadSpec(f"outputHash: {error}") from None

@@ -47,6 +47,7 @@ from actors.worker.executors.store import (
     remove_tree,
     tree_disk_bytes,
 )
+from actors.worker.signals import offered
 from transport import messages as m
 
 log = logging.getLogger("headrace.worker")
@@ -124,8 +125,20 @@ class ProcessExecutor:
             spec = read_spec(job, relocate)
         except BadSpec as error:
             return Failed("Permanent", str(error))
+        async with offered(context.member) as more:
+            return await self._build(job, context, spec, relocate, more)
+
+    async def _build(
+        self,
+        job: m.BuildJob,
+        context: JobContext,
+        spec: BuildSpec,
+        relocate: Relocation,
+        more: dict[str, str],
+    ) -> Built | Failed:
+        """`more` is added to the builder's environment."""
         while True:
-            begun = await self._in_thread(self._begin, job, spec, relocate)
+            begun = await self._in_thread(self._begin, job, spec, relocate, more)
             if begun is not None:
                 break
             await trio.sleep(_LOCK_POLL_SECS)
@@ -156,7 +169,7 @@ class ProcessExecutor:
     # -- the parts of a build that block -------------------------------------------------
 
     def _begin(
-        self, job: m.BuildJob, spec: BuildSpec, relocate: Relocation
+        self, job: m.BuildJob, spec: BuildSpec, relocate: Relocation, more: dict[str, str]
     ) -> Running | Built | Failed | None:
         """Starts the builder; none while another worker builds the very same outputs."""
         paths = list(job.outputs.values())
@@ -171,7 +184,7 @@ class ProcessExecutor:
                 return None
             begun: Running | Built | Failed | None = None
             try:
-                begun = self._start(job, spec, relocate, lock, missing)
+                begun = self._start(job, spec, relocate, more, lock, missing)
             finally:
                 if not isinstance(begun, Running):
                     lock.release()
@@ -184,6 +197,7 @@ class ProcessExecutor:
         job: m.BuildJob,
         spec: BuildSpec,
         relocate: Relocation,
+        more: dict[str, str],
         lock: StoreLock,
         missing: list[str],
     ) -> Running | Built | Failed:
@@ -196,7 +210,7 @@ class ProcessExecutor:
         builder = relocate(spec.builder or "")
         group = None
         try:
-            env = environment(job, spec, relocate, directory, self._builds)
+            env = environment(job, spec, relocate, directory, self._builds) | more
             group = BuilderGroup([builder, *map(relocate, spec.args)], directory, env)
         except OSError as error:
             kind: m.FailureKind = "Transient" if error.errno in _PASSING_ERRORS else "Permanent"

@@ -1,0 +1,159 @@
+"""Evaluating a Nix file or flake: which attributes are meant, and the commands that say it.
+
+Two steps. `expand` lists the attribute paths that a pattern stands for, without forcing more than
+names need; `instantiate` turns attribute paths into `.drv` files, all in one process where none
+fails, and one by one to find out which do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from actors.nix.settings import plain
+
+MAX_ATTRIBUTES = 10_000
+_SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_'-]*")
+_WARNINGS = ("warning:", "evaluation warning:", "trace:")
+_NOISE = ("you did not specify '--add-root'", "Git tree")
+
+_EXPAND = """
+let
+  call = v: if builtins.isFunction v then v {} else v;
+  isSet = v: let r = builtins.tryEval (builtins.isAttrs v); in r.success && r.value;
+  isDrv = v: (v.type or null) == "derivation";
+  isWanted = v: let r = builtins.tryEval (isDrv v || (v.recurseForDerivations or false)); in
+    !r.success || r.value;
+  isBroken = v: !(builtins.tryEval (builtins.isAttrs v)).success;
+  expand = v0: p:
+    let v = call v0; name = builtins.head p; rest = builtins.tail p; in
+    if p == [] then [ [] ]
+    else if name == "*" then
+      if !(isSet v) then [ p ]
+      else builtins.concatMap (n:
+        let x = v.${n}; in
+        if isBroken x then [ ([ n ] ++ rest) ]
+        else if !(builtins.isAttrs x) && !(builtins.isFunction x && rest != []) then []
+        else if rest == [] then (if isWanted x then [ [ n ] ] else [])
+        else map (more: [ n ] ++ more) (expand x rest)
+      ) (builtins.attrNames v)
+    else if isSet v && v ? ${name} && rest != [] then
+      map (more: [ name ] ++ more) (expand v.${name} rest)
+    else [ p ];
+  choose = v0: tries:
+    let
+      v = call v0;
+      has = x: p: p == [] || builtins.head p == "*" || (isSet x && x ? ${builtins.head p}
+        && has (call x.${builtins.head p}) (builtins.tail p));
+      found = builtins.filter (has v) tries;
+    in if found == [] then builtins.head tries else builtins.head found;
+  root = ROOT;
+in map (tries: expand root (choose root tries)) (builtins.fromJSON PATTERNS)
+"""
+
+
+class BadAttribute(ValueError):
+    """An attribute cannot be meant; the text is one line."""
+
+
+class Source(Struct, frozen=True):
+    """What is evaluated, as a Nix expression."""
+
+    expression: str
+    defaults: tuple[tuple[str, ...], ...]
+    """Attribute paths that stand for 'none given', the first that exists; () = all of it."""
+    prefixes: tuple[tuple[str, ...], ...] = ((),)
+    """Where an attribute is looked for, first come."""
+
+
+def nix_file(ref: str) -> Source:
+    """A file, or a directory with a default.nix. Raises `BadAttribute`."""
+    path = Path(ref)
+    if not path.is_absolute():
+        raise BadAttribute(f"the Nix file {ref!r} must be an absolute path")
+    if not path.exists():
+        raise BadAttribute(f"there is no {ref} on this worker: it must be on a shared path")
+    return Source(f"import {_quoted(str(path))}", ((),))
+
+
+def flake(ref: str, system: str) -> Source:
+    """A flake reference without a fragment."""
+    prefixes = (("packages", system), ("legacyPackages", system), ("checks", system), ())
+    defaults = (("packages", system, "default"), ("defaultPackage", system))
+    return Source(f"builtins.getFlake {_quoted(ref)}", defaults, prefixes)
+
+
+def split(attribute: str) -> tuple[str, ...]:
+    """`a."b.c".*` as names. Raises `BadAttribute`."""
+    names, rest = [], attribute
+    while rest:
+        match = re.match(r'(?:"((?:[^"\\]|\\.)*)"|([^".]+))(?:\.(?=.)|$)', rest)
+        if match is None:
+            raise BadAttribute(f"attribute {attribute!r} is not a path of names")
+        names.append(match[1] if match[1] is not None else match[2])
+        rest = rest[match.end() :]
+    if not names:
+        raise BadAttribute("an attribute is empty")
+    return tuple(names)
+
+
+def joined(path: Sequence[str]) -> str:
+    """The attribute path as Nix reads it."""
+    return ".".join(n if _SIMPLE.fullmatch(n) else _quoted(n) for n in path)
+
+
+def expand(source: Source, attributes: Sequence[str]) -> list[str]:
+    """Arguments of `nix-instantiate` that print, for each attribute, the paths it stands for."""
+    if attributes:
+        tries = [[[*prefix, *split(a)] for prefix in source.prefixes] for a in attributes]
+    else:
+        tries = [[list(path) for path in source.defaults]]
+    expression = _EXPAND.replace("ROOT", source.expression, 1)
+    expression = expression.replace("PATTERNS", _quoted(json.dumps(tries)), 1)
+    return ["--eval", "--strict", "--json", "--expr", expression]
+
+
+def expanded(output: bytes) -> list[tuple[str, ...]]:
+    """The attribute paths that `expand` printed, without repetitions. Raises `BadAttribute`."""
+    try:
+        groups: list[list[list[str]]] = json.loads(output)
+    except ValueError:
+        raise BadAttribute("Nix did not print the attributes") from None
+    paths = list(dict.fromkeys(tuple(path) for group in groups for path in group))
+    if len(paths) > MAX_ATTRIBUTES:
+        raise BadAttribute(f"{len(paths)} attributes are meant: at most {MAX_ATTRIBUTES} are taken")
+    return paths
+
+
+def instantiate(source: Source, paths: Sequence[Sequence[str]]) -> list[str]:
+    """Arguments of `nix-instantiate` that make the `.drv` files of attribute paths."""
+    chosen = [word for path in paths if path for word in ("-A", joined(path))]
+    return ["--expr", source.expression, *chosen]
+
+
+def instantiated(output: bytes) -> list[str]:
+    """The drv paths printed, without repetitions; `x.drv!dev` names a derivation, too."""
+    lines = output.decode(errors="replace").split()
+    return list(dict.fromkeys(line.partition("!")[0] for line in lines))
+
+
+def messages(log: bytes) -> tuple[list[str], str]:
+    """What Nix said on standard error: warnings, and the error with all its lines in one."""
+    warnings: list[str] = []
+    error: list[str] = []
+    for raw in log.decode(errors="replace").splitlines():
+        line = plain(raw)
+        if error or line.startswith("error:"):
+            error.append(line)
+        elif line.startswith(_WARNINGS) and not any(noise in line for noise in _NOISE):
+            warnings.append(line)
+    return warnings, plain(" ".join(error)).removeprefix("error: ")
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${")
+    return f'"{escaped}"'

@@ -1,0 +1,118 @@
+"""Nix's build-hook protocol, and what a farm answers to it.
+
+Nix starts a program for the first derivation to be built, writes its settings and then one request
+after the other to its standard input, and reads an answer a line from its standard error. A program
+whose answer was `accept` gets the inputs and the wanted outputs, and belongs to that build from
+then on; its exit code is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from actors.nix import wire
+from actors.nix.wire import BadFrame, Reply
+from transport import messages as m
+
+Answer = Literal["accept", "decline", "decline-permanently", "postpone"]
+
+EXIT_MISC, EXIT_FAILED, EXIT_TIMED_OUT = 1, 100, 101
+MAX_SETTINGS = 10_000
+
+
+class Request(Struct, frozen=True):
+    """Nix asks whether a derivation is to be built elsewhere."""
+
+    am_willing: bool
+    """Nix has a free slot of its own."""
+    system: str
+    drv_path: str
+    features: frozenset[str]
+
+
+class Accepted(Struct, frozen=True):
+    """What follows an acceptance."""
+
+    inputs: list[str]
+    """All that the build needs, with all that refers to."""
+    wanted: list[str]
+    """Names of the outputs that are missing."""
+
+
+def settings() -> Reply[dict[str, str]]:
+    """Nix's settings, first of all."""
+    found: dict[str, str] = {}
+    while (yield from wire.integer()):
+        name = yield from wire.string()
+        found[name] = yield from wire.string()
+        if len(found) > MAX_SETTINGS:
+            raise BadFrame("too many settings")
+    return found
+
+
+def request() -> Reply[Request]:
+    """One request; the input ends where there is none."""
+    word = yield from wire.string()
+    if word != "try":
+        raise BadFrame(f"an unknown request: {word!r}")
+    am_willing = yield from wire.boolean()
+    system = yield from wire.string()
+    drv_path = yield from wire.string()
+    return Request(am_willing, system, drv_path, frozenset((yield from wire.strings())))
+
+
+def accepted() -> Reply[Accepted]:
+    inputs = yield from wire.strings()
+    return Accepted(inputs, (yield from wire.strings()))
+
+
+def decide(asked: Request, workers: Iterable[Mapping[str, Any]]) -> Answer:
+    """What a farm with these workers (of its status) says. It queues better than Nix, which asks
+    again every 5 s: what some worker could build is accepted, however busy all are. What Nix
+    itself fetches is left to it while it has a slot."""
+    if asked.system == "builtin" and asked.am_willing:
+        return "decline"
+    able = any(
+        worker["state"] == "active"
+        and worker["capabilities"]["build"]
+        and (asked.system == "builtin" or asked.system in worker["architectures"])
+        and asked.features <= set(worker["system_features"])
+        for worker in workers
+    )
+    return "accept" if able else "decline"
+
+
+def lines(answer: Answer, machine: str = "headrace") -> bytes:
+    """The answer as Nix reads it."""
+    text = f"# {answer}\n" + (f"{machine}\n" if answer == "accept" else "")
+    return text.encode()
+
+
+def job(
+    drv: m.SubmittedJob, inputs: Sequence[str], told: Mapping[str, str], project: str | None
+) -> m.SubmittedJob:
+    """The build as it is submitted: all it needs is there, so that nothing is waited for."""
+    return replace(
+        drv,
+        project=project,
+        input_drvs=[],
+        input_srcs=[],
+        required_paths=[m.RequiredPath(path) for path in inputs],
+        timeout_secs=_seconds(told, "timeout"),
+        max_silent_secs=_seconds(told, "max-silent-time"),
+    )
+
+
+def _seconds(told: Mapping[str, str], name: str) -> int:
+    value = told.get(name, "0")
+    return min(int(value), 2**32 - 1) if value.isdecimal() else 0
+
+
+def exit_code(status: str) -> int:
+    """For a job that has ended."""
+    codes = {"Completed": 0, "TimedOut": EXIT_TIMED_OUT, "Aborted": EXIT_MISC}
+    return codes.get(status, EXIT_FAILED)
