@@ -192,9 +192,8 @@ class Run:
             return False
         # Of what waits for others much may wait for one job on a worker that is away.
         is_open = sum(jobs[name] for name in OPEN)
-        return is_open < self._settings.jobs or (
-            jobs["pending"] == 0 and is_open < MOST_OPEN * self._settings.jobs
-        )
+        most = self._settings.jobs * (1 if jobs["pending"] else MOST_OPEN)
+        return bool(is_open < most)
 
     async def _status(self, farm: Farm) -> dict[str, Any] | None:
         with trio.move_on_after(CONNECT_SECS):

@@ -14,7 +14,8 @@ from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors import process as process_module
 from actors.worker.executors.base import Built, Evaluated, Failed, Spans
 from actors.worker.executors.process import ProcessExecutor
-from actors.worker.executors.store import DirectoryStore
+from actors.worker.executors.spec import build_spec
+from actors.worker.executors.store import DirectoryStore, Relocation
 from actors.worker.signals import Member, Signal
 from transport import messages as m
 
@@ -193,6 +194,43 @@ async def test_two_workers_building_the_same_output_build_it_once(tmp_path):
         nursery.start_soon(build, "two")
     assert sorted(outcome.substituted for outcome in outcomes) == [False, True]
     assert (tmp_path / "count").read_text() == "x\n"
+
+
+async def test_builders_of_a_killed_worker_keep_others_out(executor, store, tmp_path):  # chaos
+    script = "echo begin $$ > $out; sleep 0.6; echo end $$ >> $out"
+    relocate = Relocation("/nix/store/p.drv", store.directory)
+    orphan = executor._begin(job(script), build_spec(job(script)), relocate, {})
+    for handle, _ in orphan.lock._held:  # all that the kernel does for a process that is killed
+        os.close(handle)
+    await until((tmp_path / "store/p").exists)
+    other = ProcessExecutor(store, tmp_path / "other")
+    other.start()
+    built = await other.run_build(job(script), Context())
+    assert isinstance(built, Built)
+    assert orphan.group._process.poll() == 0
+    os.close(orphan.group._output)
+    begin, end = (tmp_path / "store/p").read_text().splitlines()
+    assert begin.removeprefix("begin ") == end.removeprefix("end ") != str(orphan.group.pid)
+
+
+async def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
+    executor, store, context, monkeypatch
+):
+    monkeypatch.setattr(process_module, "LOCK_WAIT_SECS", 0.2)
+    held = store.try_lock(["/nix/store/p"])
+    failed = await executor.run_build(job("echo > $out"), context)
+    assert failed.kind == "Transient"
+    assert "/nix/store/p" in failed.error
+    held.release()
+    assert isinstance(await executor.run_build(job("echo > $out"), context), Built)
+
+
+async def test_a_builder_that_says_so_found_no_space_whatever_is_free_now(executor, context):
+    script = "echo 'cp: error writing: No space left on device' >&2; echo more; exit 1"
+    failed = await executor.run_build(job(script), context)
+    assert failed.kind == "Transient"
+    assert "no space" in failed.error
+    assert (await executor.run_build(job("echo space; exit 1"), context)).kind == "Permanent"
 
 
 # -- inputs ------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ from transport import messages as m
 log = logging.getLogger("headrace.worker")
 
 MAX_LOG_BYTES = 64 * 2**20
+LOCK_WAIT_SECS = 3_600.0
+"""For another build of the same outputs."""
 _LOCK_POLL_SECS = 0.1
 _CLEAN_UP_SECS = 1.0
 _LOW_DISK_BYTES = 16 * 2**20
@@ -137,11 +139,15 @@ class ProcessExecutor:
         more: dict[str, str],
     ) -> Built | Failed:
         """`more` is added to the builder's environment."""
-        while True:
-            begun = await self._in_thread(self._begin, job, spec, relocate, more)
-            if begun is not None:
-                break
-            await trio.sleep(_LOCK_POLL_SECS)
+        begun = None
+        with trio.move_on_after(LOCK_WAIT_SECS):
+            while begun is None:
+                begun = await self._in_thread(self._begin, job, spec, relocate, more)
+                if begun is None:
+                    await trio.sleep(_LOCK_POLL_SECS)
+        if begun is None:
+            outputs = ", ".join(job.outputs.values())
+            return Failed("Transient", f"another build of {outputs} does not end")
         if not isinstance(begun, Running):
             return begun
         ended = None
@@ -211,7 +217,8 @@ class ProcessExecutor:
         group = None
         try:
             env = environment(job, spec, relocate, directory, self._builds) | more
-            group = BuilderGroup([builder, *map(relocate, spec.args)], directory, env)
+            argv = [builder, *map(relocate, spec.args)]
+            group = BuilderGroup(argv, directory, env, lock.handles)
         except OSError as error:
             kind: m.FailureKind = "Transient" if error.errno in _PASSING_ERRORS else "Permanent"
             return Failed(kind, f"cannot run the builder {builder}: {error.strerror}")
@@ -249,7 +256,9 @@ class ProcessExecutor:
                     text = f"the builder failed to produce output path {path} ({name})"
                     failure = Failed("Permanent", text)
         if failure is not None and failure.kind == "Permanent":
-            if _is_full(build.directory) or _is_full(self._store.directory):
+            # Room may have come back since: what the builder said of it counts too.
+            directories = (build.directory, self._store.directory)
+            if ended.no_space or any(map(_is_full, directories)):
                 return Failed("Transient", f"no space left on the disk: {failure.error}")
             if build.missing:
                 text = f"{failure.error}; {_named(build.missing)}"
