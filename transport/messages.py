@@ -363,6 +363,8 @@ class WorkerMetrics(Message, frozen=True):
     upload_speed_mbps: Positive | None = None
     download_speed_mbps: Positive | None = None
     build_peak_ram_mb: dict[Id, U63] | None = None
+    trouble: Text | None = None
+    """Why the worker asks for no jobs, if it does not: its disk is full."""
 
 
 class RequestJobList(Message, frozen=True):

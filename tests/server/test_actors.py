@@ -109,12 +109,12 @@ class Peer:
 @pytest.fixture
 def serving(tmp_path: Path):
     @asynccontextmanager
-    async def serve():
+    async def serve(**options):
         network = loopback.Network()
         ledger = SqliteLedger.open(tmp_path / "ledger.sqlite3", "s", wall=trio.current_time)
         ledger.recover(())
         server = Server(
-            ServerConfig(state_dir=tmp_path, policy="simple"), server="s", epoch="1",
+            ServerConfig(state_dir=tmp_path, policy="simple", **options), server="s", epoch="1",
             policy=load_policy("simple"), ledger=ledger, router=network.router("loop://server"),
             wall_offset=lambda: 0.0, offload=at_once,
         )  # fmt: skip
@@ -503,3 +503,48 @@ async def test_what_a_dead_dispatch_had_deferred_is_nothing_to_its_successor(
             await worker.until(m.Recorded)
         reply = await client.ask(m.CmdWait(request=3), m.CmdWaitReply)
         assert (reply.open, reply.failed) == (0, 0)
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+async def test_a_client_may_kill_actors_of_a_server_with_chaos(serving, autojump_clock, actor):
+    async with serving(chaos=True) as (server, network):
+        client = Peer(network)
+        client.send(m.CmdHello(versions=(1, 1)))
+        assert await client.ask(m.CmdKillActor(request=1, actor=actor), m.CmdDone)
+        await trio.sleep(1.0)
+        assert restarts(server, actor) == 1
+        refused = await client.ask(m.CmdKillActor(request=2, actor="nobody"), m.CmdError)
+        assert (refused.code, refused.message) == (2, "no actor 'nobody' runs now")
+
+
+async def test_a_ledger_that_takes_nothing_is_said_once_and_waited_for(
+    serving, autojump_clock, monkeypatch, caplog
+):  # chaos
+    def fail(*_):
+        raise LedgerFailed("ledger.sqlite3: database or disk is full (SQLITE_FULL)")
+
+    caplog.set_level("INFO", "headrace.dispatch")
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a", "b")
+        await worker.open("w", slots=2)
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(server.world.port.ledger, "apply", fail)
+            worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+            for _ in range(3):
+                worker.send(m.RequestJob(kind="build"))
+                await worker.silence(m.AssignJob, 5.0)
+        await worker.until(m.Recorded)
+        worker.send(m.RequestJobList())
+        assert len(await worker.candidates()) == 1
+        second = await worker.request()
+        worker.send(m.JobCompleted(second.job_id, second.assignment_id))
+        await worker.until(m.Recorded)
+    assert caplog.messages == [
+        "the ledger does not take writes, nothing is assigned until it does: "
+        "ledger.sqlite3: database or disk is full (SQLITE_FULL)",
+        "the ledger takes writes again",
+    ]

@@ -329,7 +329,7 @@ async def test_memory_death_is_told_apart(executor, context, monkeypatch):
 
 
 async def test_full_disk_is_not_the_builds_fault(executor, context, monkeypatch):  # FIELD 23
-    monkeypatch.setattr(process_module, "_is_full", lambda directory: True)
+    monkeypatch.setattr(process_module, "is_full", lambda directory: True)
     failed = await executor.run_build(job("exit 1"), context)
     assert failed.kind == "Transient"
     assert "no space" in failed.error

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ import trio
 from msgspec import Struct
 
 from actors.worker.config import ConfigError, WorkerConfig
+from actors.worker.disks import is_full
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext, score_candidates
 from actors.worker.executors.graphs import run_graph_file
 from actors.worker.executors.group import BuilderGroup, Ended, Limits
@@ -57,7 +57,6 @@ LOCK_WAIT_SECS = 3_600.0
 """For another build of the same outputs."""
 _LOCK_POLL_SECS = 0.1
 _CLEAN_UP_SECS = 1.0
-_LOW_DISK_BYTES = 16 * 2**20
 # Whoever sends these, it is not the builder's own fault.
 _OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _PASSING_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE,
@@ -258,7 +257,7 @@ class ProcessExecutor:
         if failure is not None and failure.kind == "Permanent":
             # Room may have come back since: what the builder said of it counts too.
             directories = (build.directory, self._store.directory)
-            if ended.no_space or any(map(_is_full, directories)):
+            if ended.no_space or any(map(is_full, directories)):
                 return Failed("Transient", f"no space left on the disk: {failure.error}")
             if build.missing:
                 text = f"{failure.error}; {_named(build.missing)}"
@@ -338,13 +337,6 @@ def _mb(size: int) -> int:
 def _named(missing: Sequence[str]) -> str:
     rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return f"not in the store: {missing[0]}{rest}"
-
-
-def _is_full(directory: Path) -> bool:
-    try:
-        return shutil.disk_usage(directory).free < _LOW_DISK_BYTES
-    except OSError:
-        return False
 
 
 def _remove_quietly(directory: Path) -> None:
