@@ -233,6 +233,22 @@ async def test_a_builder_that_says_so_found_no_space_whatever_is_free_now(execut
     assert (await executor.run_build(job("echo space; exit 1"), context)).kind == "Permanent"
 
 
+async def test_a_disk_that_was_full_while_it_ran_counts_whatever_is_free_now(
+    executor, context, monkeypatch
+):  # chaos, seed 103
+    looks = []
+
+    def look(directory):
+        looks.append(directory)
+        return len(looks) == 3  # the first two at the start, this one while it runs
+
+    monkeypatch.setattr("actors.worker.executors.group.is_full", look)
+    failed = await executor.run_build(job("sleep 0.8; echo sh: I/O error >&2; exit 1"), context)
+    assert len(looks) >= 3
+    assert failed.kind == "Transient"
+    assert "no space" in failed.error
+
+
 # -- inputs ------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 import trio
 from msgspec import Struct
 
+from actors.worker.disks import is_full
 from actors.worker.metrics import oom_kills, session_members, session_rss
 
 READ_BYTES = 2**16
@@ -53,7 +54,7 @@ class Ended(Struct, frozen=True):
     """Of the builder and all its children that it waited for."""
     peak_bytes: int
     no_space: bool = False
-    """It said that a disk was full."""
+    """It said that a disk was full, or one was seen to be while it ran."""
 
 
 class BuilderGroup:
@@ -65,10 +66,12 @@ class BuilderGroup:
         directory: Path,
         env: Mapping[str, str],
         inherits: Collection[int] = (),
+        writes_to: Sequence[Path] = (),
     ) -> None:
         """Starts it; output and errors go into one pipe. Blocks, so call it in a thread.
 
-        It gets the descriptors `inherits` besides.
+        It gets the descriptors `inherits` besides. Whether there is room where it `writes_to`
+        is looked at from time to time.
 
         Raises:
             OSError: it cannot be executed.
@@ -100,7 +103,8 @@ class BuilderGroup:
         self._peak = 0
         self._logged = 0
         self._last = b""
-        self._no_space = False
+        self._writes_to = writes_to
+        self._no_space = any(map(is_full, writes_to))
 
     async def finish(
         self,
@@ -200,10 +204,15 @@ class BuilderGroup:
             with trio.move_on_after(_SAMPLE_EVERY_SECS):
                 await self._exited.wait()
                 return
-            rss = await trio.to_thread.run_sync(session_rss, self.pid)
+            rss = await trio.to_thread.run_sync(self._look)
             if rss > self._peak:
                 self._peak = rss
                 on_peak(rss)
+
+    def _look(self) -> int:
+        """Bytes of memory that it has now."""
+        self._no_space = self._no_space or any(map(is_full, self._writes_to))
+        return session_rss(self.pid)
 
     # -- its end -------------------------------------------------------------------------
 

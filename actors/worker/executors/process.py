@@ -217,7 +217,8 @@ class ProcessExecutor:
         try:
             env = environment(job, spec, relocate, directory, self._builds) | more
             argv = [builder, *map(relocate, spec.args)]
-            group = BuilderGroup(argv, directory, env, lock.handles)
+            disks = (directory, self._store.directory)
+            group = BuilderGroup(argv, directory, env, lock.handles, disks)
         except OSError as error:
             kind: m.FailureKind = "Transient" if error.errno in _PASSING_ERRORS else "Permanent"
             return Failed(kind, f"cannot run the builder {builder}: {error.strerror}")
@@ -255,9 +256,9 @@ class ProcessExecutor:
                     text = f"the builder failed to produce output path {path} ({name})"
                     failure = Failed("Permanent", text)
         if failure is not None and failure.kind == "Permanent":
-            # Room may have come back since: what the builder said of it counts too.
-            directories = (build.directory, self._store.directory)
-            if ended.no_space or any(map(is_full, directories)):
+            # Room may have come back since.
+            disks = (build.directory, self._store.directory)
+            if ended.no_space or any(map(is_full, disks)):
                 return Failed("Transient", f"no space left on the disk: {failure.error}")
             if build.missing:
                 text = f"{failure.error}; {_named(build.missing)}"
