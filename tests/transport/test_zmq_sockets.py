@@ -298,6 +298,17 @@ async def test_closing_at_the_moment_that_the_reader_falls_asleep(
             dealer.close()
 
 
+async def test_dead_hosts_are_found_without_zmtp_heartbeats(
+    router: ZmqRouter, connector: ZmqConnector
+) -> None:  # chaos, seed 105: they can end the process
+    for end in (router, connector.connect(router.endpoint)):
+        options = {name: end._socket.getsockopt(getattr(zmq, name)) for name in (
+            "HEARTBEAT_IVL", "TCP_KEEPALIVE", "TCP_KEEPALIVE_IDLE", "TCP_KEEPALIVE_INTVL",
+            "TCP_KEEPALIVE_CNT", "TCP_MAXRT",
+        )}  # fmt: skip
+        assert list(options.values()) == [0, 1, 5, 5, 2, 15_000]
+
+
 async def test_the_context_ends_with_sockets_open_and_messages_unsent() -> None:
     with trio.fail_after(10):
         async with Context() as context:
