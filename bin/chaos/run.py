@@ -81,7 +81,7 @@ class Run:
         self._submitted = Submitted()
         self._refused: Counter[str] = Counter()
         self._applied: Counter[str] = Counter()
-        self._healed: list[float] = []
+        self._broken: list[tuple[float, float]] = []
         self._troubles: list[str] = []
         self._leaks: list[str] = []
         self._client: Client | None = None
@@ -128,9 +128,10 @@ class Run:
             self._leaks.append(f"{self._submitting} was not taken within {DRAIN_SECS:g} s")
 
     async def _suffer(self, farm: Farm, fault: Fault) -> None:
+        begun = time.time()
         if await farm.apply(fault, self._connector):
             self._applied[fault.kind] += 1
-            self._healed.append(time.time())
+            self._broken.append((begun, time.time()))
 
     async def _tell_progress(self) -> None:
         started = trio.current_time()
@@ -268,7 +269,7 @@ class Run:
             refused=dict(self._refused.most_common()),
             lost=_count(violations, "lost"),
             double=_count(violations, "double"),
-            longest_recovery_secs=round(longest_recovery(self._healed, found), 3),
+            longest_recovery_secs=round(longest_recovery(self._broken, found), 3),
             violations=violations,
             repeat=self._settings.command,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -131,25 +132,34 @@ def _of_outputs(submitted: Submitted, seen: Seen) -> Iterator[Violation]:
             yield Violation("wrong", f"{drv}: its output is {text!r}")
 
 
-def longest_recovery(healed: Sequence[float], ledger: LedgerSeen) -> float:
-    """The longest time from the end of a fault to the next job that ended, in seconds.
+def longest_recovery(broken: Sequence[tuple[float, float]], ledger: LedgerSeen) -> float:
+    """The longest time that a farm with nothing broken took to end a job, in seconds: of the time
+    between two ends of jobs what lies after the first and outside of every fault.
 
-    `healed` are wall-clock times. Faults after which nothing more had to end do not count.
+    `broken` is when each fault began and ended; all times are the wall clock's.
     """
     ended = sorted(
         claim.closed_at
         for claim in ledger.claims
         if claim.closed_at is not None and claim.outcome in ("Completed", "Failed")
     )
+    spans = sorted(broken)
     longest = 0.0
-    position = 0
-    for at in sorted(healed):
-        while position < len(ended) and ended[position] < at:
-            position += 1
-        if position == len(ended):
-            break
-        longest = max(longest, ended[position] - at)
+    for last, following in pairwise(ended):
+        if spans and following > spans[0][1]:
+            longest = max(longest, _calm(spans, max(last, spans[0][1]), following))
     return longest
+
+
+def _calm(spans: Sequence[tuple[float, float]], start: float, end: float) -> float:
+    """How much of a time lies outside of all spans, which are in order."""
+    calm, at = 0.0, start
+    for begun, over in spans:
+        if begun >= end:
+            break
+        calm += max(0.0, begun - at)
+        at = max(at, over)
+    return calm + max(0.0, end - at)
 
 
 class Report(Struct):

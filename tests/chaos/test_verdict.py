@@ -133,12 +133,19 @@ def test_all_else_that_was_found_counts(submitted, seen):
     assert kinds(judge(submitted, found)) == ["leaked", "orphan", "process", "ledger", "ledger"]
 
 
-def test_recovery_is_the_time_from_a_faults_end_to_the_next_end_of_a_job(seen):
-    ended = [ClaimRow("a", "Completed", at) for at in (10.0, 14.0, 20.0)]
-    ledger = replace(seen.ledger, claims=[*ended, ClaimRow("b", "Abandoned", 11.0)])
-    assert longest_recovery([9.5, 10.5, 19.0, 25.0], ledger) == 3.5
-    assert longest_recovery([], ledger) == 0.0
-    assert longest_recovery([25.0], ledger) == 0.0
+def test_recovery_is_the_time_without_faults_between_two_ends_of_jobs(seen):
+    def longest(broken, *ended):
+        claims = [ClaimRow("a", "Completed", at) for at in ended]
+        ledger = replace(seen.ledger, claims=[*claims, ClaimRow("b", "Abandoned", 11.0)])
+        return longest_recovery(broken, ledger)
+
+    assert longest([(1.0, 2.0)], 0.0, 10.0, 14.0) == 8.0
+    assert longest([(1.0, 2.0)], 5.0, 10.0, 14.0) == 5.0
+    # Two faults, one within the other, and one that lasts beyond the end.
+    assert longest([(1.0, 2.0), (3.0, 8.0), (4.0, 5.0), (9.0, 20.0)], 1.5, 10.0) == 2.0
+    assert longest([(8.0, 9.0)], 0.0, 7.0) == 0.0  # before any fault
+    assert longest([], 0.0, 7.0) == 0.0
+    assert longest([(1.0, 2.0)]) == 0.0
 
 
 def test_the_report_names_how_to_repeat_a_violation_and_bounds_what_it_shows():
