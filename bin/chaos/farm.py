@@ -38,6 +38,8 @@ _FILL_AGAIN_SECS = 0.02
 _SERVER_OPTIONS = {
     "--heartbeat-timeout": 12, "--tick": 0.5, "--reconnect-grace": 1, "--answer-timeout": 3,
     "--retry-backoff": 0.2, "--max-attempts": 1000, "--policy": "simple",
+    "--cluster-prepare-timeout": 4, "--cluster-retry-delay": 0.5, "--cluster-reserve-after": 3,
+    "--cluster-reserve-timeout": 15,
 }  # fmt: skip
 
 

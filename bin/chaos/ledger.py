@@ -6,13 +6,15 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from bin.chaos.verdict import ClaimRow, JobRow, LedgerSeen
+from bin.chaos.verdict import AttemptRow, ClaimRow, ClusterRow, JobRow, LedgerSeen
 
 _LOCK_WAIT_SECS = 5.0
 _JOBS = "SELECT kind, coalesce(drv_path, name), status, error FROM job ORDER BY seq"
 _CLAIMS = """
-SELECT coalesce(job.drv_path, job.name), claim.outcome, claim.closed_at
+SELECT coalesce(job.drv_path, job.name), claim.outcome, claim.closed_at, claim.cluster_attempt
 FROM dispatched_job AS claim JOIN job ON job.id = claim.job ORDER BY claim.closed_at"""
+_CLUSTERS = "SELECT id, status FROM cluster_job ORDER BY id"
+_ATTEMPTS = "SELECT cluster, outcome, finished_at FROM cluster_attempt ORDER BY created_at"
 
 
 def lock(path: Path) -> sqlite3.Connection | None:
@@ -38,6 +40,8 @@ def read(path: Path) -> LedgerSeen:
         return LedgerSeen(
             jobs=[JobRow(*row) for row in db.execute(_JOBS)],
             claims=[ClaimRow(*row) for row in db.execute(_CLAIMS)],
-            integrity=[row[0] for row in db.execute("PRAGMA integrity_check")],
+            clusters=[ClusterRow(*row) for row in db.execute(_CLUSTERS)],
+            attempts=[AttemptRow(*row) for row in db.execute(_ATTEMPTS)],
+            integrity=tuple(row[0] for row in db.execute("PRAGMA integrity_check")),
             dangling=len(db.execute("PRAGMA foreign_key_check").fetchall()),
         )

@@ -79,6 +79,8 @@ class Run:
         self._keep = keep
         self._submitting = ""
         self._submitted = Submitted()
+        self._unsure: list[Batch] = []
+        """May not be sent again, and whether they were taken only the ledger knows."""
         self._refused: Counter[str] = Counter()
         self._applied: Counter[str] = Counter()
         self._broken: list[tuple[float, float]] = []
@@ -156,6 +158,9 @@ class Run:
             for name, content in batch.files.items():
                 (self._home / "graphs" / name).write_bytes(content)
             while not await self._send(farm, batch):
+                if batch.clusters:
+                    self._unsure.append(batch)
+                    break
                 await trio.sleep(RETRY_SECS)
             self._submitting = ""
 
@@ -166,7 +171,7 @@ class Run:
         with trio.move_on_after(SUBMIT_SECS):
             try:
                 client = await self._connected(farm)
-                await client.submit(cut(batch.jobs, batch.evaluations))
+                await client.submit(cut(batch.jobs, batch.evaluations, batch.clusters))
             except (CommandError, ConnectionLost) as error:
                 self._drop_client()
                 if isinstance(error, CommandError) and error.code == USAGE:
@@ -174,8 +179,7 @@ class Run:
                     return True
                 self._refused[self._brief(str(error), farm)] += 1
                 return False
-            self._submitted.builds.update(batch.builds)
-            self._submitted.endings.update(batch.endings)
+            self._submitted.take(batch)
             return True
         self._drop_client()
         self._refused["no answer in time"] += 1
@@ -248,7 +252,11 @@ class Run:
         try:
             found = ledger.read(farm.ledger_file)
         except sqlite3.Error as error:
-            found = LedgerSeen([], [], [f"cannot be read: {error}"], 0)
+            found = LedgerSeen(integrity=(f"cannot be read: {error}",))
+        present = {job.key for job in found.jobs}
+        for batch in self._unsure:
+            if not present.isdisjoint(batch.builds):
+                self._submitted.take(batch)
         seen = Seen(
             ledger=found,
             outputs={b.output: farm.output(b.output) for b in self._submitted.builds.values()},

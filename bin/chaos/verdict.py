@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from bin.chaos.workload import FAILURE, Expected, is_right
+from bin.chaos.workload import FAILURE, Batch, Expected, is_right
 
 _SHOWN_PER_KIND = 5
 TERMINAL = frozenset({"Completed", "Failed", "TimedOut", "DependencyFailed", "Aborted"})
@@ -33,14 +33,31 @@ class ClaimRow(Struct, frozen=True):
     key: str
     outcome: str | None
     closed_at: float | None
+    attempt: str | None = None
+    """Of a cluster whose member it was."""
+
+
+class ClusterRow(Struct, frozen=True):
+    cluster: str
+    status: str
+
+
+class AttemptRow(Struct, frozen=True):
+    """A try of a cluster, open while `finished_at` is none."""
+
+    cluster: str
+    outcome: str | None
+    finished_at: float | None
 
 
 class LedgerSeen(Struct, frozen=True):
-    jobs: list[JobRow]
-    claims: list[ClaimRow]
-    integrity: list[str]
-    """`ok`, or what SQLite found."""
-    dangling: int
+    jobs: list[JobRow] = []
+    claims: list[ClaimRow] = []
+    clusters: list[ClusterRow] = []
+    attempts: list[AttemptRow] = []
+    integrity: tuple[str, ...] = ("ok",)
+    """Or what SQLite found."""
+    dangling: int = 0
     """Rows that refer to none."""
 
 
@@ -50,8 +67,14 @@ class Submitted(Struct):
     builds: dict[str, Expected] = {}
     endings: dict[str, str] = {}
     """Of evaluations, by graph file."""
+    clusters: list[str] = []
     sendings: Counter[str] = Counter()
     """How often each was sent: one whose answer was lost is sent again."""
+
+    def take(self, batch: Batch) -> None:
+        self.builds.update(batch.builds)
+        self.endings.update(batch.endings)
+        self.clusters += [cluster.cluster_id or "" for cluster in batch.clusters]
 
 
 class Seen(Struct):
@@ -78,11 +101,14 @@ def judge(submitted: Submitted, seen: Seen) -> list[Violation]:
     violations = [Violation("leaked", text) for text in seen.leaks]
     violations += [Violation("orphan", text) for text in seen.orphans]
     violations += [Violation("process", text) for text in seen.troubles]
-    if seen.ledger.integrity != ["ok"]:
+    if seen.ledger.integrity != ("ok",):
         violations += [Violation("ledger", text) for text in seen.ledger.integrity]
     if seen.ledger.dangling:
         violations.append(Violation("ledger", f"{seen.ledger.dangling} rows refer to none"))
-    return [*violations, *_of_jobs(submitted, seen), *_of_outputs(submitted, seen)]
+    return [
+        *violations, *_of_jobs(submitted, seen), *_of_clusters(submitted, seen),
+        *_of_outputs(submitted, seen),
+    ]  # fmt: skip
 
 
 def _of_jobs(submitted: Submitted, seen: Seen) -> Iterator[Violation]:
@@ -91,7 +117,9 @@ def _of_jobs(submitted: Submitted, seen: Seen) -> Iterator[Violation]:
         rows.setdefault(row.key, []).append(row)
     claims: dict[str, Counter[str | None]] = {}
     for claim in seen.ledger.claims:
-        claims.setdefault(claim.key, Counter())[claim.outcome] += 1
+        # All members of a cluster run again in its next attempt.
+        outcome = f"{claim.outcome} {claim.attempt}" if claim.attempt else claim.outcome
+        claims.setdefault(claim.key, Counter())[outcome] += 1
         if claim.closed_at is None:
             yield Violation("leaked", f"{claim.key}: its claim is open")
     endings: dict[str, str] = {drv: b.ending for drv, b in submitted.builds.items()}
@@ -104,11 +132,28 @@ def _of_jobs(submitted: Submitted, seen: Seen) -> Iterator[Violation]:
         ended = claims.get(key, Counter())
         # An evaluation that is sent again is another one; a build is the same.
         most = len(found) if key in submitted.endings else 1
-        if ended["Completed"] > most:
-            yield Violation("double", f"{key}: recorded {ended['Completed']} times")
+        for outcome, times in ended.items():
+            if outcome is not None and outcome.startswith("Completed") and times > most:
+                yield Violation("double", f"{key}: recorded {times} times")
         # One that failed is tried again for each submission.
         if ended["Failed"] > submitted.sendings[key]:
             yield Violation("double", f"{key}: failed {ended['Failed']} times")
+
+
+def _of_clusters(submitted: Submitted, seen: Seen) -> Iterator[Violation]:
+    status = {row.cluster: row.status for row in seen.ledger.clusters}
+    for cluster in submitted.clusters:
+        if cluster not in status:
+            yield Violation("lost", f"cluster {cluster}: was taken and is not in the ledger")
+        elif status[cluster] in ("Queued", "Running"):
+            yield Violation("lost", f"cluster {cluster}: is still {status[cluster]}")
+        elif status[cluster] != "Completed":
+            yield Violation("wrong", f"cluster {cluster}: {status[cluster]} for Completed")
+        attempts = [row for row in seen.ledger.attempts if row.cluster == cluster]
+        if any(row.finished_at is None for row in attempts):
+            yield Violation("leaked", f"cluster {cluster}: its attempt is open")
+        if sum(row.outcome == "Succeeded" for row in attempts) > 1:
+            yield Violation("double", f"cluster {cluster}: succeeded twice")
 
 
 def _of_row(row: JobRow, ending: str) -> Iterator[Violation]:

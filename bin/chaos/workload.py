@@ -18,7 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from actors.graph.storepath import short_hash
-from transport.messages import EvalSource, SubmittedEvaluation, SubmittedJob
+from transport.messages import (
+    EvalSource,
+    SubmittedCluster,
+    SubmittedEvaluation,
+    SubmittedJob,
+    SubmittedMember,
+)
 
 _STORE = "/nix/store"
 _SCRIPT = """\
@@ -35,6 +41,7 @@ echo "end $run" >> "$out"
 """
 FAILURE = "the builder failed with exit code 7"
 _CHATTER_BYTES = 300_000
+_CLUSTER_TRIES = 1_000
 _LENGTHS = (0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 3.0)  # seconds
 
 Ending = Literal["Completed", "Failed", "DependencyFailed"]
@@ -63,6 +70,8 @@ class Batch(Struct, frozen=True):
     """By drv path, those that evaluations bring included."""
     endings: dict[str, Ending]
     """Of evaluations, by the name of their graph file."""
+    clusters: list[SubmittedCluster] = []
+    """With their ids; all must complete. A submission with one may not be sent twice."""
 
 
 class Workload:
@@ -77,7 +86,7 @@ class Workload:
         self._number = 0
         # A further kind of submission is one more entry here.
         self._makers: tuple[Callable[[str], Batch], ...] = (
-            self._chain, self._fan, self._failing, self._layers, self._evaluation
+            self._chain, self._fan, self._failing, self._layers, self._evaluation, self._cluster
         )  # fmt: skip
 
     def next_batch(self) -> Batch:
@@ -140,6 +149,20 @@ class Workload:
             builds=batch.builds,
             endings={ref: "Failed" if fails else "Completed"},
         )
+
+    def _cluster(self, name: str) -> Batch:
+        graph = _Graph(self._system, name)
+        graph.add("input", self._secs())
+        graph.add("server", self._secs(), ["input"])
+        graph.add("client", self._secs(), ["input"])
+        graph.add("after", self._secs(), ["server", "client"])
+        batch = graph.batch()
+        members = [
+            SubmittedMember(role=job.name.rpartition("-")[2], job=job.drv_path)
+            for job in batch.jobs[1:3]
+        ]
+        cluster = SubmittedCluster(members=members, cluster_id=name, retry_budget=_CLUSTER_TRIES)
+        return msgspec.structs.replace(batch, clusters=[cluster])
 
     def _secs(self) -> float:
         """Most builds are short; some outlast the time that a lost worker keeps them."""

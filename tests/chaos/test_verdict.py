@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from bin.chaos.verdict import (
+    AttemptRow,
     ClaimRow,
+    ClusterRow,
     JobRow,
     LedgerSeen,
     Report,
@@ -52,7 +54,7 @@ def seen() -> Seen:
                 ClaimRow("bad.drv", "Failed", 3.0),
                 ClaimRow("g.json", "Completed", 1.0),
             ],
-            integrity=["ok"],
+            integrity=("ok",),
             dangling=0,
         ),
         outputs={GOOD.output: RIGHT, BAD.output: None, AFTER.output: None},
@@ -125,10 +127,35 @@ def test_outputs_are_judged_by_content(submitted, seen, build, text, kind):
     assert kinds(judge(submitted, seen)) == [kind]
 
 
+def test_a_cluster_completes_in_one_attempt_after_any_number(submitted, seen):
+    submitted.clusters.append("c")
+    submitted.builds["m.drv"] = Expected("m", "Completed", "/nix/store/m", "d1")
+    seen.outputs["/nix/store/m"] = RIGHT
+    ledger = replace(
+        seen.ledger,
+        jobs=[*seen.ledger.jobs, JobRow("build", "m.drv", "Completed", None)],
+        claims=[*seen.ledger.claims, ClaimRow("m.drv", "Completed", 1.0, "t1"),
+                ClaimRow("m.drv", "Completed", 2.0, "t2")],
+        clusters=[ClusterRow("c", "Completed")],
+        attempts=[AttemptRow("c", "Failed", 1.5), AttemptRow("c", "Succeeded", 2.0)],
+    )  # fmt: skip
+
+    def judged(**changes):
+        return kinds(judge(submitted, replace(seen, ledger=replace(ledger, **changes))))
+
+    assert judged() == []
+    assert judged(claims=[*ledger.claims, ledger.claims[-1]]) == ["double"]
+    assert judged(clusters=[]) == ["lost"]
+    assert judged(clusters=[ClusterRow("c", "Queued")]) == ["lost"]
+    assert judged(clusters=[ClusterRow("c", "Failed")]) == ["wrong"]
+    assert judged(attempts=[*ledger.attempts, AttemptRow("c", None, None)]) == ["leaked"]
+    assert judged(attempts=[*ledger.attempts, AttemptRow("c", "Succeeded", 3.0)]) == ["double"]
+
+
 def test_all_else_that_was_found_counts(submitted, seen):
     found = replace(
         seen, leaks=["w1 has a slot in use"], orphans=["17: sh"], troubles=["w1 ended"],
-        ledger=replace(seen.ledger, integrity=["row 7 missing"], dangling=2),
+        ledger=replace(seen.ledger, integrity=("row 7 missing",), dangling=2),
     )  # fmt: skip
     assert kinds(judge(submitted, found)) == ["leaked", "orphan", "process", "ledger", "ledger"]
 

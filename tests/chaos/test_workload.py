@@ -38,6 +38,12 @@ def test_all_kinds_come_and_each_is_a_graph_that_can_be_built():
             assert ref == f"/graphs/{name}"
             jobs = read_submission(content, name).jobs
         assert {j.drv_path for j in check(jobs).jobs} == set(batch.builds)
+        for cluster in batch.clusters:
+            assert cluster.cluster_id == batch.name
+            members = {member.job for member in cluster.members}
+            assert len(members) == 2
+            assert members < set(batch.builds)
+    assert any(batch.clusters for batch in many)
     outputs = [e.output for b in many for e in b.builds.values()]
     assert len(outputs) == len(set(outputs))
 
