@@ -55,6 +55,8 @@ GOALS = {("wide 1000", "plain"): 0.3, ("wide 1000", "ssh"): 0.05}
 """What headrace with one store is to take at most, as a part of another row."""
 SLEEP_GOAL_SECS = 10.8
 
+POLICY = "simple"
+
 CONFIG = """
 experimental-features = nix-command
 substituters =
@@ -249,7 +251,7 @@ def farm(folder: Path, workers: list[Machine], *options: str) -> Iterator[str]:
     """A server and a worker of one slot on each machine; yields the endpoint."""
     ready, log = folder / "ready.json", folder / "server.log"
     with ExitStack() as stack:
-        server = [*HEADRACE, "server", "--listen", "tcp://127.0.0.1:0"]
+        server = [*HEADRACE, "server", "--listen", "tcp://127.0.0.1:0", "--policy", POLICY]
         server += ["--state-dir", str(folder / "state"), "--ready-file", str(ready)]
         process = stack.enter_context(running(server, log))
         until(lambda: ready.exists() and ready.stat().st_size, process, log)

@@ -1,4 +1,4 @@
-"""`headrace health`: exit code 0 when every actor lives and the ledger takes writes."""
+"""`headrace health`: whether a server does all of its work, for whoever watches it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from transport.messages import CmdHealth, CmdHealthReply
 @json_option
 @client_options
 def health(target: Target, timeout: float, as_json: bool) -> int:
-    """Ask the server whether it is well; fails unless it surely is.
+    """Tell whether the server is well: 0 if it is, 1 with the reasons if not, 3 if it is not there.
 
-    Every actor must show that it lives, and the ledger must take a write and make it durable.
+    It is when every actor shows that it lives and the ledger makes a write durable, now.
     """
 
     async def work(connector: Connector) -> list[str]:
@@ -35,12 +35,13 @@ def health(target: Target, timeout: float, as_json: bool) -> int:
             reply = await client.ask(CmdHealth(request=0), CmdHealthReply, timeout)
         return reply.problems
 
+    code = FAILED
     try:
-        problems = run(target, work)
+        wrong = run(target, work)
     except ServerUnreachable as error:
-        problems = [str(error)]
+        wrong, code = [str(error)], error.code
     if as_json:
-        print_json({"ok": not problems, "problems": problems})
+        print_json({"ok": not wrong, "reasons": wrong})
     else:
-        say("; ".join(map(clean, problems)) or "ok")
-    return FAILED if problems else 0
+        say("; ".join(map(clean, wrong)) or "ok")
+    return code if wrong else 0

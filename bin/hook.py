@@ -2,7 +2,7 @@
 
 Nix gives no options: settings come from the environment or from a TOML file
 (`HEADRACE_HOOK_CONFIG`, /etc/headrace/hook.toml) with the keys `server`, `cache`, `cache-key`,
-`server-key`, `key` and `project`.
+`server-key`, `key`, `project`, `connect-timeout` (seconds) and `max-builds` (at a time).
 
 It never stands in the way of a build: where there is no farm, or no use for it, Nix builds itself.
 """
@@ -10,11 +10,13 @@ It never stands in the way of a build: where there is no farm, or no use for it,
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from actors.nix.settings import BadKey, BadStore, Nix, plain, store_root
 from actors.nix.wire import BadFrame
 from bin.client import Steady, connected, steady
 from bin.errors import CommandError
+from bin.hook_guard import Guard
+from bin.hook_slots import NoSlots, Slots
 from bin.options import DEFAULT_SERVER, Target
 from bin.parts import cut
 from bin.session import run
@@ -48,10 +52,16 @@ from transport.messages import (
 )
 
 CONFIG = "/etc/headrace/hook.toml"
-KEYS = ("server", "cache", "cache-key", "server-key", "key", "project", "connect-timeout")
-LOG_FD, LOG_READ_FD = 4, 5
+KEYS = (
+    "server", "cache", "cache-key", "server-key", "key", "project", "connect-timeout", "max-builds",
+)  # fmt: skip
+LOG_FD = 4
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.01, 0.3
-CANCEL_SECS = 2.0
+DEFAULT_MAX_BUILDS = 100
+PATIENCE_SECS = 30.0
+"""For a farm that was there when it was asked."""
+STATUS_AGE_SECS = 1.0
+"""Nix may ask for hundreds of derivations in a row."""
 
 
 @click.command()
@@ -122,43 +132,67 @@ class _Hook:
             settings.get("server", DEFAULT_SERVER),
             _path(settings.get("server-key")),
             _path(settings.get("key")),
-            float(settings.get("connect-timeout", "2")),
+            _number(settings, "connect-timeout", 2),
         )
+        self._most = int(_number(settings, "max-builds", DEFAULT_MAX_BUILDS))
+        self._slots = Slots()
+        self._guard = Guard(self._cancel)
 
     def run(self) -> int:
         try:
             return run(self._target, self._serve)
-        except (CommandError, ConnectionLost, BadKey, BadStore) as error:
+        except (CommandError, ConnectionLost, BadKey, BadStore, NoSlots) as error:
             _say(f"headrace hook: {error}")
             return EXIT_MISC if self._is_ours else _decline_all()
 
     async def _serve(self, connector: Connector) -> int:
+        drv = await self._negotiate(connector)
+        if drv is None:
+            return 0
+        accepted = await trio.to_thread.run_sync(wire.read, protocol.accepted(), _read)
+        job = protocol.job(
+            drv, accepted.inputs, self._told, self._settings.get("project", "default")
+        )
+        # A connection that nobody reads while inputs are copied would be dropped: there is none.
+        self._copy_inputs(accepted.inputs)
+        async with connected(connector, self._target.server, PATIENCE_SECS) as farm:
+            answered = await farm.submit(cut([job], (), interactive=True))
+        [job_id] = answered.jobs.values()
+        self._guard.watch(job_id)
+        async with steady(connector, self._target.server, PATIENCE_SECS, _say) as asker:
+            await _pass_log_on(asker, job_id)
+            reply = await asker.ask(CmdExplain(request=0, job=job_id), CmdExplainReply)
+        self._guard.release()
+        status = reply.explanation["status"]
+        if status != "Completed":
+            _say(f"headrace: {job.drv_path}: {reply.explanation['reason']['text']}")
+            return protocol.exit_code(status)
+        return self._import([job.outputs[name] for name in accepted.wanted])
+
+    async def _negotiate(self, connector: Connector) -> SubmittedJob | None:
+        """Answers requests; the derivation that was accepted, or None when Nix asks no more."""
+        workers: list[dict[str, Any]] = []
+        known_at = -inf
         async with connected(connector, self._target.server, self._target.connect_timeout) as farm:
             while True:
                 asked = await trio.to_thread.run_sync(_next_request)
                 if asked is None:
-                    return 0
-                status = (await farm.ask(CmdStatus(request=0), CmdStatusReply)).status
-                answer = protocol.decide(asked, status["workers"])
+                    return None
+                if trio.current_time() - known_at > STATUS_AGE_SECS:
+                    workers = (await farm.ask(CmdStatus(request=0), CmdStatusReply)).status[
+                        "workers"
+                    ]
+                    known_at = trio.current_time()
+                answer = protocol.decide(asked, workers)
                 drv = self._derivation(asked) if answer == "accept" else None
-                if drv is not None:
-                    break
-                os.write(2, protocol.lines("decline"))
-            os.write(2, protocol.lines("accept"))
-            self._is_ours = True
-            accepted = await trio.to_thread.run_sync(wire.read, protocol.accepted(), _read)
-            job = protocol.job(
-                drv, accepted.inputs, self._told, self._settings.get("project", "default")
-            )
-            self._copy_inputs(accepted.inputs)
-            answered = await farm.submit(cut([job], (), interactive=True))
-        [job_id] = answered.jobs.values()
-        async with steady(connector, self._target.server, 30.0, _say) as asker:
-            ended, why = await self._follow(asker, job_id)
-        if ended != "Completed":
-            _say(f"headrace: {job.drv_path}: {why}")
-            return protocol.exit_code(ended)
-        return self._import([job.outputs[name] for name in accepted.wanted])
+                if drv is None:
+                    answer = "decline"
+                elif not self._slots.take(protocol.room(asked, workers, self._most)):
+                    answer = "postpone"
+                os.write(2, protocol.lines(answer))
+                if answer == "accept":
+                    self._is_ours = True
+                    return drv
 
     def _derivation(self, asked: Request) -> SubmittedJob | None:
         """The derivation; None for one that the farm cannot take."""
@@ -173,24 +207,14 @@ class _Hook:
         if inputs:
             self._run_nix(self._nix.copy_to_cache(inputs), "copy the inputs to the cache")
 
-    async def _follow(self, asker: Steady, job_id: str) -> tuple[str, str]:
-        """Passes the log on until the job has ended; its status, and why."""
-        is_over = False
-        try:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_end_on, signals, nursery.cancel_scope)
-                    await _pass_log_on(asker, job_id)
-                    is_over = True
-                    nursery.cancel_scope.cancel()
-            if not is_over:
-                return "Aborted", "stopped by Nix"
-        finally:
-            if not is_over:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_SECS):
-                    await asker.ask(CmdCancel(request=0, targets=[job_id]), CmdCancelReply)
-        told = (await asker.ask(CmdExplain(request=0, job=job_id), CmdExplainReply)).explanation
-        return told["status"], told["reason"]["text"]
+    def _cancel(self, job_id: str) -> None:
+        """In the guard: the hook was killed."""
+
+        async def ask(connector: Connector) -> None:
+            async with connected(connector, self._target.server, PATIENCE_SECS) as farm:
+                await farm.ask(CmdCancel(request=0, targets=[job_id]), CmdCancelReply)
+
+        run(self._target, ask)
 
     def _import(self, outputs: list[str]) -> int:
         # Nix holds the locks of the outputs for us; a program of ours must not wait for them.
@@ -210,12 +234,6 @@ class _Hook:
             raise CommandError(f"cannot {what}: {said}", EXIT_MISC)
 
 
-async def _end_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for _ in signals:
-        scope.cancel()
-        return
-
-
 async def _pass_log_on(asker: Steady, job_id: str) -> None:
     offset, pause = 0, FIRST_PAUSE_SECS
     while True:
@@ -226,9 +244,18 @@ async def _pass_log_on(asker: Steady, job_id: str) -> None:
             pause = FIRST_PAUSE_SECS
         if chunk.is_end:
             return
+        if _is_alone():
+            raise CommandError("Nix is gone", EXIT_MISC)
         if not chunk.data:
             await trio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECS)
+
+
+def _is_alone() -> bool:
+    """Whether Nix died without a word to its hook; a silent build would not notice."""
+    poll = select.poll()
+    poll.register(2, 0)
+    return bool(poll.poll(0))
 
 
 def _next_request() -> Request | None:
@@ -261,7 +288,17 @@ def _write_log(data: bytes) -> None:
 
 
 def _say(text: str) -> None:
-    os.write(2, f"{text}\n".encode(errors="replace"))
+    os.write(2, protocol.event(text))
+
+
+def _number(settings: Mapping[str, str], key: str, default: float) -> float:
+    try:
+        value = float(settings.get(key, default))
+    except ValueError:
+        value = nan
+    if not 0 < value < inf:
+        raise BadSettings(f"{key} is {settings[key]!r}, not a number above 0")
+    return value
 
 
 def _path(text: str | None) -> Path | None:

@@ -168,8 +168,8 @@ class Waiting(Generic[T]):
 
     def done(self) -> None:
         """The head was handled."""
-        self.taken += 1
         self.items.popleft()
+        self.taken += 1
 
     def nudge(self) -> None:
         """Lets a consumer that waits for an item look again: a sign of life in `taken`."""
@@ -210,6 +210,13 @@ class LedgerPort:
         """A deferred batch failed and dispatch does not know yet: nothing newer may go in."""
         self.committed = 0
         """Number of the newest batch that is in."""
+        self.is_failing = False
+        """The last commit was refused, other than for a lock."""
+
+    @property
+    def queues(self) -> tuple[Waiting[Any], ...]:
+        """What the ledger actor takes from."""
+        return self.deferred, self.admissions, self.queries, self.unsynced
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -229,7 +236,7 @@ class LedgerPort:
     @property
     def queue(self) -> int:
         """How much waits for the ledger actor."""
-        return len(self.deferred) + len(self.admissions) + len(self.queries) + len(self.unsynced)
+        return sum(map(len, self.queues))
 
     def commit(self, batch: Batch) -> list[bool] | None:
         """Commits on the loop and returns a result per write; None when the batch was left
@@ -244,17 +251,25 @@ class LedgerPort:
         except LedgerBusy:
             self._defer(batch)
             return None
+        except LedgerFailed:
+            self.is_failing = True
+            raise
         finally:
             self.lock.release()
-        self.committed = batch.number
+        self.succeeded(batch)
         return results
+
+    def succeeded(self, batch: Batch) -> None:
+        """The batch is in."""
+        self.committed = batch.number
+        self.is_failing = False
 
     def give_up(self, error: LedgerFailed) -> None:
         """The head of the deferred batches failed: it and those behind it come back, since
         what is written must stay a prefix of what was decided."""
         number = self.deferred.items[0].number
         self.deferred.items.clear()
-        self.is_broken = True
+        self.is_broken = self.is_failing = True
         self.deliver(CommitFailed(number, str(error)))
 
     def want_sync(self) -> None:

@@ -8,6 +8,7 @@ then on; its exit code is the result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,6 +23,9 @@ Answer = Literal["accept", "decline", "decline-permanently", "postpone"]
 
 EXIT_MISC, EXIT_FAILED, EXIT_TIMED_OUT = 1, 100, 101
 MAX_SETTINGS = 10_000
+QUEUED_BUILDS = 64
+"""Of one machine, beyond those that could run at once: work until Nix asks again after 5 s."""
+WARNING = 1
 
 
 class Request(Struct, frozen=True):
@@ -76,14 +80,29 @@ def decide(asked: Request, workers: Iterable[Mapping[str, Any]]) -> Answer:
     itself fetches is left to it while it has a slot."""
     if asked.system == "builtin" and asked.am_willing:
         return "decline"
-    able = any(
+    return "accept" if any(_is_able(worker, asked) for worker in workers) else "decline"
+
+
+def room(asked: Request, workers: Iterable[Mapping[str, Any]], most: int) -> int:
+    """How many builds one machine may have on the farm at a time, its queue included, `most` at
+    most: each costs the machine a process."""
+    able = [worker for worker in workers if _is_able(worker, asked)]
+    slots: int = sum(worker["slots"]["build"]["max"] for worker in able)
+    return min(most, slots + QUEUED_BUILDS)
+
+
+def _is_able(worker: Mapping[str, Any], asked: Request) -> bool:
+    return bool(
         worker["state"] == "active"
         and worker["capabilities"]["build"]
         and (asked.system == "builtin" or asked.system in worker["architectures"])
         and asked.features <= set(worker["system_features"])
-        for worker in workers
     )
-    return "accept" if able else "decline"
+
+
+def event(text: str) -> bytes:
+    """A line for people. Of a hook that has accepted Nix shows nothing but such events."""
+    return f"@nix {json.dumps({'action': 'msg', 'level': WARNING, 'msg': text})}\n".encode()
 
 
 def lines(answer: Answer, machine: str = "headrace") -> bytes:

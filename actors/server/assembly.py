@@ -89,9 +89,8 @@ class Server:
         self.pager_shell = PagerShell(self.world)
         reaper = ReaperShell(self.world)
         port, logbook = self.world.port, self.world.logbook
-        run_the_ledger = functools.partial(
-            run_ledger, port, offload, config.keep_finished * DAY_SECS
-        )
+        keep_secs = config.keep_finished * DAY_SECS
+        run_the_ledger = functools.partial(run_ledger, port, offload, keep_secs)
         actors += [
             Child("ledger", run_the_ledger, inlets=port.inlets, fatal=(LedgerLost,)),
             Child("logbook", functools.partial(logbook.run, offload), inlets=logbook.inlets),
@@ -118,8 +117,10 @@ class Server:
         return self.supervisor.kill(actor)
 
     def _is_up(self, actor: str) -> bool:
-        is_there = self.supervisor.is_alive(actor)
-        return is_there and (actor != "dispatch" or self.dispatch.is_up)
+        if actor == "dispatch" or actor in CORES:
+            return self.supervisor.is_alive("dispatch") and self.dispatch.is_up
+        is_ready = actor != "pager" or self.pager_shell.is_ready
+        return is_ready and self.supervisor.is_alive(actor)
 
     def _deliver(self, event: LedgerEvent) -> None:
         self.world.inbox.send_nowait(event)
@@ -145,8 +146,10 @@ class Server:
             **self.dispatch.counters,
             "undeliverable": world.outbox.undeliverable,
             "dropped_log_chunks": world.logbook.dropped,
+            "is_stopping": world.is_stopping,
+            "ledger_refuses_writes": world.port.is_failing,
             "actors": {
-                name: {"restarts": restarts.get(name, 0), "queue": queue}
+                name: {"restarts": restarts.get(name, 0), "queue": queue, "up": self._is_up(name)}
                 for name, queue in queues.items()
             },
         }

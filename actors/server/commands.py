@@ -126,6 +126,8 @@ class Commands:
                     ),
                     now,
                 )  # fmt: skip
+            case m.CmdHealth():
+                return self._health(peer, message.request)
             case m.CmdClusters():
                 return self._clusters(peer, message)
             case m.CmdCluster():
@@ -152,8 +154,6 @@ class Commands:
                     ),
                     now,
                 )  # fmt: skip
-            case m.CmdHealth():
-                return self._health(peer, message.request)
             case m.CmdDrain():
                 return self._drain(peer, message.request, message.worker, message.reason, now)
             case m.CmdUndrain():

@@ -125,6 +125,15 @@ class ReadLog(Struct, frozen=True):
     has_ended: bool
 
 
+class HealthRequest(Struct, frozen=True):
+    """A client asks whether all is well; what the ledger says of itself is known by now."""
+
+    peer: bytes
+    request: int
+    ledger: str | None
+    """Why it takes no writes, none if it does."""
+
+
 class ClustersAdded(Struct, frozen=True):
     """Clusters that were admitted; their members' jobs follow."""
 
@@ -150,15 +159,6 @@ class Push(Struct, frozen=True):
 
     claim: Claim
     seat: m.ClusterSeat
-
-
-class HealthRequest(Struct, frozen=True):
-    """A client asks whether all is well; what the ledger says of itself is known by now."""
-
-    peer: bytes
-    request: int
-    ledger: str | None
-    """Why it takes no writes, none if it does."""
 
 
 class Released(Struct, frozen=True):

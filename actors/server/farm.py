@@ -211,8 +211,6 @@ class Farm:
         attempts = [a for a in snapshot.attempts if a.server not in others_alive]
         self._route(self.coordinator.load(snapshot.clusters, attempts, now), now)
         for session in self.sessions:
-            # A drain, or its end, that failed to be written is not so.
-            session.cordon = self.registry.cordons.get(session.worker)
             # The sessions of a dispatch that was restarted hold what they held.
             own = {
                 c.assignment_id
@@ -481,16 +479,22 @@ class Farm:
                     self._revoked(effect.session, now)
                 case Closed():
                     self._closed(effect, now)
-                case Ask():
-                    self.queries.append(effect.query)
                 case Await() | Push() | ClustersAdded() | ClusterUnwanted():
                     self._route_cluster(effect, now)
-                case Admit():
-                    self.admissions_out.append(effect.request)
-                case Log() | ReadLog():
-                    self.logs.append(effect)
-                case HealthRequest():
-                    self.health_requests.append(effect)
+                case Ask() | Admit() | Log() | ReadLog() | HealthRequest():
+                    self._hand_on(effect)
+
+    def _hand_on(self, effect: Ask | Admit | Log | ReadLog | HealthRequest) -> None:
+        """What other actors do."""
+        match effect:
+            case Ask():
+                self.queries.append(effect.query)
+            case Admit():
+                self.admissions_out.append(effect.request)
+            case HealthRequest():
+                self.health_requests.append(effect)
+            case Log() | ReadLog():
+                self.logs.append(effect)
 
     def _route_cluster(
         self, effect: Await | Push | ClustersAdded | ClusterUnwanted, now: float

@@ -57,6 +57,9 @@ class Registry:
         self.sessions = sessions
         self.registrations = registrations
         self.cordons = dict(cordons)
+        for session in sessions:
+            # A drain that was not written when dispatch failed was not confirmed either.
+            session.cordon = self.cordons.get(session.worker)
         self.accepting = True
         self._new_session_id = new_session_id
         self._max_workers = max_workers

@@ -31,7 +31,13 @@ class PagerShell:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._pager: Pager | None = None
         self._taken = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it knows everything that is pending."""
+        return self._pager is not None
 
     @property
     def inlets(self) -> tuple[Inlet, ...]:
@@ -45,7 +51,7 @@ class PagerShell:
 
     async def run(self) -> None:
         """One incarnation: everything is offered anew after the `Reset` that it asks for."""
-        self._pager: Pager | None = None
+        self._pager = None
         self._peers: dict[str, bytes] = {}
         self._blocked: set[str] = set()
         self._unreachable: set[str] = set()

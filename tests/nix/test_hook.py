@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
@@ -73,6 +74,30 @@ def worker(**changes: object) -> dict[str, object]:
 def test_what_some_worker_could_build_is_accepted(system, features, willing, workers, answer):
     asked = hook.Request(willing, system, "/x.drv", frozenset(features))
     assert hook.decide(asked, workers) == answer
+
+
+@pytest.mark.parametrize(
+    ("features", "most", "room"),
+    [([], 1_000, 5 + hook.QUEUED_BUILDS), (["gpu"], 1_000, 3 + hook.QUEUED_BUILDS), ([], 4, 4)],
+)
+def test_a_machine_has_no_more_builds_there_than_keep_the_farm_busy(features, most, room):
+    two, three = {"build": {"used": 0, "max": 2}}, {"build": {"used": 3, "max": 3}}
+    workers = [
+        worker(slots=two),
+        worker(slots=three, system_features=["gpu"]),
+        worker(slots=three, state="draining"),
+    ]
+    asked = hook.Request(True, "x86_64-linux", "/x.drv", frozenset(features))
+    assert hook.room(asked, workers, most) == room
+
+
+def test_words_for_people_are_events_of_nix() -> None:
+    line = hook.event('no "cache"\nthere')
+    assert line.startswith(b"@nix ")
+    assert line.endswith(b"}\n")
+    assert line.count(b"\n") == 1
+    told = json.loads(line[5:])
+    assert told == {"action": "msg", "level": 1, "msg": 'no "cache"\nthere'}
 
 
 def test_answers_are_lines() -> None:

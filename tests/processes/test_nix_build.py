@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.nix.real import ChrootStore, environment, needs_nix
+from tests.processes.conftest import until
 
 pytestmark = needs_nix
 
@@ -34,7 +36,8 @@ in rec {
   };
   all = drv "all" "read a < ${programs.one}; read b < ${programs.two}; echo $a $b > $out" [ ];
   fails = drv "fails" "echo last words; exit 7" [ ];
-  slow = drv "slow" "while :; do :; done" [ ];
+  slow = drv "slow" "echo slowly; while :; do :; done" [ ];
+  patient = drv "patient" "echo waiting; sleep 3; echo done > $out" [ ];
   far = derivation {
     name = "far"; system = "riscv64-linux"; builder = "/bin/sh"; args = [ "-c" "echo > $out" ];
   };
@@ -125,15 +128,34 @@ def test_a_known_graph_is_not_reported_twice(nix_farm):
 # -- the hook -------------------------------------------------------------------------------------
 
 
-def nix_build(farm, attribute: str, *options: str) -> subprocess.CompletedProcess[str]:
+def started_nix_build(farm, attribute: str, *options: str) -> subprocess.Popen[str]:
     """Plain `nix-build` on a developer's machine, with nothing but the hook set."""
     hook = Path(sys.executable).with_name("headrace-hook")
-    env = {**os.environ, "HEADRACE_SERVER": farm.endpoint, "HEADRACE_CACHE": farm.cache}
-    return subprocess.run(
+    env = {
+        **os.environ, "HEADRACE_SERVER": farm.endpoint, "HEADRACE_CACHE": farm.cache,
+        "TMPDIR": str(farm.folder),
+    }  # fmt: skip
+    return subprocess.Popen(
         ["nix-build", farm.project, "-A", attribute, "--no-out-link", "--store",
          str(farm.folder / "developer"), "--option", "build-hook", str(hook), *options],
-        env=env, capture_output=True, text=True, timeout=120, check=False,
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def nix_build(farm, attribute: str, *options: str) -> subprocess.CompletedProcess[str]:
+    process = started_nix_build(farm, attribute, *options)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def until_said(process: subprocess.Popen[str], words: str) -> str:
+    """What a program wrote to its standard error up to a line with these words."""
+    said = ""
+    for line in process.stderr:
+        said += line
+        if words in line:
+            return said
+    pytest.fail(f"it ended without {words!r}: {said}")
 
 
 def builds(farm) -> dict[str, str]:
@@ -153,14 +175,45 @@ def test_the_hook_stands_behind_an_unchanged_nix_build(nix_farm):
 
 
 @pytest.mark.parametrize(
-    ("attribute", "options", "code", "status"),
-    [("fails", (), 100, "Failed"), ("slow", ("--timeout", "2"), 101, "TimedOut")],
+    ("attribute", "options", "code", "status", "why"),
+    [
+        ("fails", (), 100, "Failed", "exit code 7"),
+        ("slow", ("--timeout", "2"), 101, "TimedOut", "timed out"),
+    ],
 )
-def test_failures_and_timeouts_reach_nix(nix_farm, attribute, options, code, status):
+def test_failures_and_timeouts_reach_nix(nix_farm, attribute, options, code, status, why):
     until_workers(nix_farm)
     built = nix_build(nix_farm, attribute, *options)
     assert built.returncode == code, built.stderr
+    [told] = [line for line in built.stderr.splitlines() if line.startswith("headrace: ")]
+    assert why in told
     assert builds(nix_farm) == {attribute: status}
+
+
+def test_the_log_is_shown_live_and_a_restart_of_the_farm_is_outlived(nix_farm):
+    until_workers(nix_farm)
+    with started_nix_build(nix_farm, "patient") as building:
+        until_said(building, "waiting")
+        assert builds(nix_farm) == {"patient": "Building"}
+        nix_farm.processes[0].kill()
+        nix_farm.processes[0].wait()
+        until_said(building, "the server is gone")
+        nix_farm.server()
+        out, err = building.communicate(timeout=120)
+    assert building.returncode == 0, err
+    store = ChrootStore(nix_farm.folder / "developer", os.environ)
+    assert store.read(out.strip()) == "done\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_nobody_waits_for_any_more_is_cancelled(nix_farm, number):
+    until_workers(nix_farm)
+    with started_nix_build(nix_farm, "slow") as building:
+        until_said(building, "slowly")
+        building.send_signal(number)
+        building.communicate(timeout=60)
+    assert building.returncode != 0
+    until(lambda: builds(nix_farm) == {"slow": "Aborted"}, "the job is cancelled")
 
 
 def test_what_the_farm_cannot_build_is_left_to_nix(nix_farm):

@@ -533,6 +533,18 @@ def test_an_operators_drain_outlives_reconnect_and_restart(farm):
     assert farm.request("w2").job.name == "a"
 
 
+def test_a_drain_that_was_lost_with_dispatch_does_not_stick_to_the_session(
+    farm,
+):  # simulation: clusters/23
+    farm.worker("w")
+    farm.submit(job("a"))
+    farm.fail_commits = 1
+    farm.send("client", m.CmdHello(versions=(1, 1)), m.CmdDrain(request=1, worker="w", reason="x"))
+    assert not told(farm, "client", m.CmdDone)
+    farm.start_dispatch()  # before the commit was tried again
+    assert farm.request("w").job.name == "a"
+
+
 def test_an_unanswered_request_is_an_idle_slot_for_25_seconds(farm):  # 123, 124, 127
     farm.worker("w")
     assert farm.request("w") is None

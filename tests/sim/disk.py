@@ -214,7 +214,7 @@ class _Vfs(apsw.VFS):
         self._disk = disk
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - apsw's name
-        if name is None:  # a temporary file of SQLite's own, gone when it is closed
+        if name is None:  # what spills out of memory; nobody looks for it after a crash
             return apsw.VFSFile("unix", name, flags)
         return _File(name, flags, self._disk)
 

@@ -357,12 +357,12 @@ class SimServer:
                 self.pager_is_new = False
             if not self.pager_is_new:
                 self._tell_pager(event)
-        self.admitting += farm.admissions_out
         for request in farm.admissions_out:
             if self._is_full():
                 farm.refuse_admission(request, self.clock.now)
                 self.clock.after(0.0, lambda: self.is_up and self.turn(lambda: None))
                 continue
+            self.admitting.append(request)
             delay = self._disk_takes(0.1)
             self.clock.after(delay, lambda request=request: self._admit(request))
         farm.admissions_out = []

@@ -209,6 +209,31 @@ def _completed_inputs_not_waited_for(patch):
     patch(Feeder, "_link", impatient)
 
 
+def _accepted_before_it_is_durable(patch):
+    def answer_at_once(port, request):
+        admission = request.draft()
+        admitted = port.ledger.admit(admission, port.wall_offset(), pause=lambda: None)
+        return AdmissionTaken(request.token, request.sender, admission, admitted)
+
+    patch(ledger_actor, "_admit_durably", answer_at_once)
+
+
+def _log_never_synced(patch):
+    patch(Log, "sync", lambda _: None)
+
+
+def _failed_commit_taken_for_done(patch):
+    def go_on(self, number, now):
+        writes, _ = self._settlement._batches[number]
+        self.committed(number, [True] * len(writes), now)
+
+    patch(Farm, "commit_failed", go_on)
+
+
+def _retry_waits_for_the_wall_clock(patch):
+    patch(Feeder, "_believe_times", lambda *_: None)
+
+
 def _started_when_the_first_accepted(patch):
     accepted = Coordinator.accepted
 
@@ -240,31 +265,6 @@ def _a_retry_forgets_who_reported(patch):
         return back(self, list(members)[1:], why, now)
 
     patch(Coordinator, "_back", forgetful)
-
-
-def _accepted_before_it_is_durable(patch):
-    def answer_at_once(port, request):
-        admission = request.draft()
-        admitted = port.ledger.admit(admission, port.wall_offset(), pause=lambda: None)
-        return AdmissionTaken(request.token, request.sender, admission, admitted)
-
-    patch(ledger_actor, "_admit_durably", answer_at_once)
-
-
-def _log_never_synced(patch):
-    patch(Log, "sync", lambda _: None)
-
-
-def _failed_commit_taken_for_done(patch):
-    def go_on(self, number, now):
-        writes, _ = self._settlement._batches[number]
-        self.committed(number, [True] * len(writes), now)
-
-    patch(Farm, "commit_failed", go_on)
-
-
-def _retry_waits_for_the_wall_clock(patch):
-    patch(Feeder, "_believe_times", lambda *_: None)
 
 
 MUTANTS = [

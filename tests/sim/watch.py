@@ -100,6 +100,7 @@ class Watch:
             self.tell(job.job_id, "queued again")
 
     def rebuilt(self, rebuild: Rebuild) -> None:
+        self._begin([job.job_id for job in rebuild.requeued])
         for job in rebuild.requeued:
             self.demand(self.status[job.job_id] == "Completed", "rebuilt undone", job.job_id)
             self.status[job.job_id] = "Created"
@@ -107,8 +108,9 @@ class Watch:
             self.tell(job.job_id, f"to be built again for {rebuild.job_id}")
 
     def wrote(self, batch: Batch, results: list[bool]) -> None:
-        self._begin([job for write in batch.writes for job in self._jobs_of(write)])
-        for write, result in self._single(batch, results):
+        single = list(self._single(batch, results))
+        self._begin([job for write, _ in single for job in self._jobs_of(write)])
+        for write, result in single:
             self.clusters.wrote(write, result=result)
             match write:
                 case OpenClaim() if result:

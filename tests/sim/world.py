@@ -24,8 +24,7 @@ from transport import messages as m
 from transport.codec import Decoder, encode
 
 STORMY_SECS = 120.0
-HEALING_SECS = 1_500.0
-UNDRAIN_SECS = 1.0
+HEALING_SECS = 2_500.0
 QUIET_SECS = 20.0
 """From the healing to the end at least: what is late still comes in."""
 MAX_STEPS = 60_000
@@ -111,10 +110,27 @@ class World:
     def _run(self) -> None:
         self._start_server()
         graphs: dict[str, list[m.Derivation]] = {}
+        self.workers = self._workers(graphs)
+        self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
+        self.clients: list[Client] = []
+        for number in range(self.random.randint(1, 4)):
+            message = self._submission(number, graphs)
+            when = self.random.uniform(0.0, STORMY_SECS / 2)
+            self.clock.after(when, lambda n=number, msg=message: self.clients.append(
+                Client(self, n, msg)))  # fmt: skip
+        self.stormy = True
+        self._weather()
+        self._until(self.clock.now + STORMY_SECS, lambda: False)
+        self._heal()
+        end = self.clock.now + HEALING_SECS
+        self._until(end, self._is_done)
+        self._judge()
+
+    def _workers(self, graphs: dict[str, list[m.Derivation]]) -> list[SimWorker]:
         has_clusters = self.faults.clusters > 0
         count = self.random.randint(3, 7) if has_clusters else self.random.randint(2, 5)
         self.zones = [self.random.choice(ZONES) if has_clusters else None for _ in range(count)]
-        self.workers = [
+        return [
             SimWorker(
                 f"w{n}", self.network, self.random, slots=self.random.randint(1, 3),
                 systems=list(SYSTEMS if n < 2 else SYSTEMS[: self.random.randint(1, 2)]),
@@ -123,21 +139,6 @@ class World:
             )
             for n, zone in enumerate(self.zones)
         ]  # fmt: skip
-        self.watch.is_finished = lambda key: any(key in w.finished for w in self.workers)
-        self.clients: list[Client] = []
-        for number in range(self.random.randint(1, 4)):
-            message = self._submission(number, graphs)
-            when = self.random.uniform(0.0, STORMY_SECS / 2)
-            self.clock.after(when, lambda n=number, msg=message: self.clients.append(
-                Client(self, n, msg)))  # fmt: skip
-        self.wanted = len(self.clients)
-        self.stormy = True
-        self._weather()
-        self._until(self.clock.now + STORMY_SECS, lambda: False)
-        self._heal()
-        end = self.clock.now + HEALING_SECS
-        self._until(end, self._is_done)
-        self._judge()
 
     def _start_server(self) -> None:
         self.lives += 1
@@ -270,9 +271,16 @@ class World:
         server = self.network.server
         if server is not None:
             server.faults, server.crash_next = calm, False
+        self._undrain()
+        self.healed_at = self.clock.now
+
+    def _undrain(self) -> None:
+        """Once a second, since a drain may still be on its way."""
+        server = self.network.server
+        if server is not None and not server.is_stopping:
             for worker in list(server.farm.registry.cordons):
                 self._command(m.CmdUndrain(request=1, worker=worker))
-        self.healed_at = self.undrained_at = self.clock.now
+        self.clock.after(1.0, self._undrain)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -280,11 +288,6 @@ class World:
         server = self.network.server
         if server is None or server.deferred or server.inbox:
             return False
-        if server.farm.registry.cordons and self.clock.now > self.undrained_at + UNDRAIN_SECS:
-            # One that was sent when all was healed may have met a server that was just going.
-            self.undrained_at = self.clock.now
-            for worker in list(server.farm.registry.cordons):
-                self._command(m.CmdUndrain(request=1, worker=worker))
         answered = all(c.answer is not None for c in self.clients)
         return (
             answered
