@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import psutil
 
@@ -32,14 +31,20 @@ class Disk(Protocol):
 
 
 class Tmpfs:
-    """A file system of its own at `directory`."""
+    """A file system of its own at `directory`; use `mounted`."""
 
-    def __init__(self, directory: Path, size_mib: int) -> None:
-        """Raises `OSError` when it cannot be mounted: only root may."""
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True)
+
+    @classmethod
+    def mounted(cls, directory: Path, size_mib: int) -> Self | None:
+        """None where that may not be done: only root may, and not everywhere."""
         options = f"size={size_mib}m,mode=0700"
-        _mount("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory))
+        try:
+            _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory))
+        except OSError:
+            return None
+        return cls(directory)
 
     def fill(self) -> None:
         with (self._directory / _FILLER).open("ab", buffering=0) as filler:
@@ -60,7 +65,7 @@ class Tmpfs:
         copy = self._directory.with_name(f"{self._directory.name}.kept")
         if keep:
             shutil.copytree(self._directory, copy, symlinks=True, copy_function=_copy)
-        _mount("umount", str(self._directory))
+        _run("umount", str(self._directory))
         if keep:
             self._directory.rmdir()
             copy.rename(self._directory)
@@ -72,8 +77,7 @@ class FileSizeLimit:
     The errors differ (EFBIG for ENOSPC), what the process must do is the same.
     """
 
-    def __init__(self, directory: Path, pid: Callable[[], int | None]) -> None:
-        directory.mkdir(parents=True)
+    def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
 
     def fill(self) -> None:
@@ -95,12 +99,8 @@ class FileSizeLimit:
             process.rlimit(psutil.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
-def can_mount() -> bool:
-    """Whether this process may have file systems of its own."""
-    return os.geteuid() == 0 and shutil.which("mount") is not None
-
-
-def _mount(*command: str) -> None:
+def _run(*command: str) -> None:
+    """Raises `OSError` for any failure."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
     if done.returncode:
         raise OSError(errno.EPERM, done.stderr.strip() or f"{command[0]} failed")

@@ -20,16 +20,17 @@ from actors.worker.executors.spec import MARK
 from actors.worker.executors.store import DirectoryStore
 from bin.chaos import ledger
 from bin.chaos.daemon import Daemon
-from bin.chaos.disk import Disk, FileSizeLimit, Tmpfs, can_mount
+from bin.chaos.disk import Disk, FileSizeLimit, Tmpfs
 from bin.chaos.faults import KINDS, Fault, Kind
 from bin.chaos.proxy import Link
 from bin.children import kill_within
 from bin.client import Client, connect
-from bin.errors import CommandError
+from bin.errors import FAILED, CommandError
 from transport.interface import ConnectionLost, Connector
 from transport.messages import CmdDone, CmdKillActor
 
 SLOTS = 2
+START_SECS = 60.0
 STOP_SERVER_SECS, STOP_WORKER_SECS = 22.0, 8.0
 ASK_SECS = 5.0
 _FILL_AGAIN_SECS = 0.02
@@ -49,7 +50,7 @@ class Farm:
     def __init__(
         self, home: Path, workers: Sequence[str], secs: float, complain: Callable[[str], None]
     ) -> None:
-        """`secs` is about how long it will run, for the sizes of disks. Raises `OSError`."""
+        """`secs` is about how long it will run, for the sizes of disks."""
         self.home = home
         self.kinds: frozenset[Kind] = frozenset(KINDS)
         """Faults that are possible here."""
@@ -76,13 +77,18 @@ class Farm:
         self._make_disks(secs)
 
     def _make_disks(self, secs: float) -> None:
-        if can_mount():
-            self._disks["ledger"] = Tmpfs(self.home / "server", 64 + round(secs / 4))
-            self._disks["build"] = Tmpfs(self.home / "build", 64 + round(secs / 2))
-        else:
-            self._disks["ledger"] = FileSizeLimit(self.home / "server", lambda: self.server.pid)
-            (self.home / "build").mkdir()
-            self.kinds -= {"full-build-disk"}
+        for name, directory, mib in (
+            ("ledger", self.home / "server", 64 + round(secs / 4)),
+            ("build", self.home / "build", 64 + round(secs / 2)),
+        ):
+            directory.mkdir()
+            disk: Disk | None = Tmpfs.mounted(directory, mib)
+            if disk is None and name == "ledger":
+                disk = FileSizeLimit(lambda: self.server.pid)
+            if disk is None:
+                self.kinds -= {"full-build-disk"}
+            else:
+                self._disks[name] = disk
 
     def close(self, *, keep: bool) -> None:
         """Gives the disks up, after all has ended; with `keep` the files stay."""
@@ -99,7 +105,11 @@ class Farm:
                     await nursery.start(link.serve)
                 for daemon in daemons:
                     nursery.start_soon(daemon.keep)
-                await self.server.until_up()
+                with trio.move_on_after(START_SECS) as starting:
+                    await self.server.until_up()
+                if starting.cancelled_caught:
+                    why = f"the server did not start within {START_SECS:g} s"
+                    raise CommandError(why, FAILED)
                 yield
                 nursery.cancel_scope.cancel()
         finally:

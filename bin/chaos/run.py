@@ -124,6 +124,9 @@ class Run:
                     await trio.sleep_until(started + fault.at)
                     suffering.start_soon(self._suffer, farm, fault)
                 await trio.sleep_until(started + settings.seconds)
+                suffering.cancel_scope.deadline = trio.current_time() + DRAIN_SECS
+            if suffering.cancel_scope.cancelled_caught:
+                self._troubles.append(f"what was broken is not back after {DRAIN_SECS:g} s")
             self._over = True
             work.cancel_scope.deadline = trio.current_time() + DRAIN_SECS
         if self._submitting:
