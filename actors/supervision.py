@@ -26,7 +26,7 @@ MAX_RESTARTS, RESTART_WINDOW_SECS = 5, 10.0
 
 
 class GaveUp(Exception):
-    """An actor failed too often; the text is one line that names it and the cause."""
+    """An actor failed too often, or for good; the text is one line that names it and the cause."""
 
 
 class Child(Struct, frozen=True):
@@ -37,6 +37,8 @@ class Child(Struct, frozen=True):
     blame: Callable[[BaseException], str] | None = None
     """Which of several cores in one task a failure is counted for."""
     inlets: tuple[Inlet, ...] = ()
+    fatal: tuple[type[Exception], ...] = ()
+    """What no restart helps against."""
 
 
 class Intensity:
@@ -134,6 +136,9 @@ class Supervisor:
                         log.error("actor %s failed", child.name, exc_info=error)  # noqa: TRY400 - one each
         finally:
             del self._lives[child.name]
+        for error in errors:
+            if isinstance(error, child.fatal):
+                raise GaveUp(f"actor {child.name} cannot go on: {error}")
         if errors:
             culprit = child.blame(errors[0]) if child.blame else child.name
             cause = "; ".join(dict.fromkeys(map(_told, errors)))

@@ -7,6 +7,7 @@ stopped once and in order.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -38,25 +39,40 @@ class Child:
         """Waits for the end; raises `CommandError` unless `stop` caused it."""
         await self._process.wait()
         if not self._stopping:
-            raise CommandError(
-                f"{self.name} ended with exit code {self._process.returncode}: {self._last_line()}",
-                FAILED,
-            )
+            raise CommandError(self.obituary(), FAILED)
 
-    async def stop(self) -> None:
-        """Ends it by SIGTERM, or by force with its descendants when that takes too long."""
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, unless it has ended."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def obituary(self) -> str:
+        """How it ended, and the last that it said."""
+        return f"{self.name} ended with exit code {self._process.returncode}: {self._last_line()}"
+
+    async def stop(self, limit_secs: float = STOP_SECS) -> int:
+        """Ends it by SIGTERM, or by force with its descendants when that takes too long; returns
+        its exit code."""
         self._stopping = True
         descendants = self._descendants()
         if self._process.poll() is None:
             self._process.terminate()
-        with trio.move_on_after(STOP_SECS):
+        with trio.move_on_after(limit_secs):
             await self._process.wait()
         for process in [*descendants, *self._descendants()]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         if self._process.poll() is None:
             self._process.kill()
-        await self._process.wait()
+        return await self._process.wait()
 
     def _descendants(self) -> list[psutil.Process]:
         try:
@@ -74,8 +90,8 @@ class Child:
 
 
 async def start(name: str, arguments: Sequence[str], log: Path) -> Child:
-    """Starts `headrace ARGUMENTS`, its output in the file `log`; the caller must `stop` it."""
-    with log.open("wb") as output:
+    """Starts `headrace ARGUMENTS`, its output at the end of `log`; the caller must `stop` it."""
+    with log.open("ab") as output:
         process = await trio.lowlevel.open_process(
             # -P: a folder named `bin` where we were started must not stand in for ours.
             [sys.executable, "-P", "-m", "bin", *arguments],

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import trio
@@ -21,6 +20,7 @@ from bin import summary
 from bin.children import Child, kill_within, start
 from bin.client import connected, steady
 from bin.errors import FAILED, INTERRUPTED, CommandError
+from bin.interrupts import stopped_by_signals
 from bin.jobs import all_jobs
 from bin.live import follow, is_terminal
 from bin.options import Target, option
@@ -32,7 +32,6 @@ from transport.interface import Connector
 
 WORKERS = ("amber", "birch", "cedar")
 SLOTS = 2
-LATE_SIGNAL_SECS = 0.05
 START_SECS = 20.0
 GRAPH_SECS = 300.0
 POLL_SECS = 0.05
@@ -51,33 +50,16 @@ def demo(keep: bool) -> None:
 
 
 async def _demo(connector: Connector, keep: bool) -> None:
-    # Signals are taken until all is cleaned up, so that a second Ctrl-C does not cut that short.
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    async with stopped_by_signals() as nursery:
         home = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_stop_on, signals)
-                async with _farm(home, nursery) as endpoint:
-                    await _build(connector, endpoint, home / "history")
-                nursery.cancel_scope.cancel()
+            async with _farm(home, nursery) as endpoint:
+                await _build(connector, endpoint, home / "history")
         finally:
             if keep:
                 note(f"kept {home}")
             else:
                 shutil.rmtree(home, ignore_errors=True)
-            await _swallow(signals)
-
-
-async def _swallow(signals: AsyncIterator[int]) -> None:
-    """Takes what came while all was cleaned up: Trio would raise it again at the end."""
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + LATE_SIGNAL_SECS):
-        async for _ in signals:
-            pass
-
-
-async def _stop_on(signals: AsyncIterator[int]) -> NoReturn:
-    number = await anext(signals)
-    raise CommandError("stopped", 128 + number)
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from bin.options import option
 
 COMMANDS = {
     "demo": ("demo", "Run a whole farm on this machine and build a sample graph."),
+    "chaos": ("chaos.command", "Break a farm on this machine in every way, and check it."),
     "server": ("server", "Run the assignment server."),
     "worker": ("worker", "Run a worker on a build machine."),
     "build": ("build", "Evaluate and build a Nix file or flake on the farm."),

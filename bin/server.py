@@ -97,6 +97,7 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Command], Comman
     show_default=True,
     help="Workers admitted at a time; 0 = no limit.",
 )
+@option("--chaos", is_flag=True, hidden=True, help="Let clients kill actors (headrace chaos).")
 @log_option
 def server(log_level: str, **settings: Any) -> int:
     """Run the assignment server; it never runs Nix itself.

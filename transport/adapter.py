@@ -59,6 +59,8 @@ class Doorbell:
                 self._sleeper = None
 
     async def _wait_for_monitor(self, fd: int) -> None:
+        # Closed since this task was started: the number may be another's already.
+        await trio.lowlevel.checkpoint_if_cancelled()
         await trio.lowlevel.wait_readable(fd)
         self.ring()
 

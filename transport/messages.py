@@ -363,6 +363,8 @@ class WorkerMetrics(Message, frozen=True):
     upload_speed_mbps: Positive | None = None
     download_speed_mbps: Positive | None = None
     build_peak_ram_mb: dict[Id, U63] | None = None
+    trouble: Text | None = None
+    """Why the worker asks for no jobs, if it does not: its disk is full."""
 
 
 class RequestJobList(Message, frozen=True):
@@ -617,6 +619,13 @@ class CmdUndrain(Message, frozen=True):
     worker: Id
 
 
+class CmdKillActor(Message, frozen=True):
+    """Ends an actor at its next await. Only a server with `--chaos` knows this message."""
+
+    request: U64
+    actor: Id
+
+
 # -- commands: server to client ----------------------------------------------------------
 
 
@@ -730,6 +739,7 @@ COMMAND_MESSAGES: tuple[type[Message], ...] = (
     CmdExplain, CmdResult, CmdDrain, CmdUndrain, CmdHealth, CmdClusters, CmdCluster,
     CmdClusterCancel,
 )  # fmt: skip
+CHAOS_MESSAGES: tuple[type[Message], ...] = (CmdKillActor,)
 SERVER_MESSAGES: tuple[type[Message], ...] = (
     AuthChallenge, InitAck, Reject, AuthUpdate, JobListChunk, JobOffer, AssignJob, AbortJob,
     Recorded, KnownDerivations, StartCluster, ClusterSignal, AbortCluster, Error, Draining,

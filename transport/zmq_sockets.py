@@ -36,15 +36,21 @@ _RETRY_SECS = 0.05
 """How often a router's reader wakes while a peer is full: a `send` may have taken the event
 that said that there is room."""
 _CONNECT_SECS = 5.0
-_HEARTBEAT_MS = 5_000
-_HEARTBEAT_TIMEOUT_MS = 15_000
+_DEAD_PEER_SECS = 15
+"""After which a peer's silent host ends its connection."""
+_PROBE_SECS = 5
 
 
 def _set_common_options(socket: zmq.Socket[bytes], endpoint: str) -> None:
     socket.maxmsgsize = MAX_FRAME_BYTES
-    socket.heartbeat_ivl = _HEARTBEAT_MS
-    socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
-    socket.heartbeat_ttl = _HEARTBEAT_TIMEOUT_MS
+    # Dead hosts are found by TCP itself and not by ZMTP heartbeats: up to libzmq 4.3.5 a heartbeat
+    # that is due on a connection which broke while its reader was behind (it was suspended, say, or
+    # a peer sent much and reset) ends the whole process: "Assertion failed: !_io_error".
+    socket.heartbeat_ivl = 0
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _PROBE_SECS
+    socket.tcp_keepalive_cnt = _DEAD_PEER_SECS // _PROBE_SECS - 1
+    socket.setsockopt(zmq.TCP_MAXRT, _DEAD_PEER_SECS * 1_000)
     socket.handshake_ivl = int(_CONNECT_SECS * 1_000)
     socket.ipv6 = "[" in endpoint
 

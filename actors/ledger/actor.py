@@ -44,7 +44,10 @@ FORGET_EVERY_SECS, FORGET_PAUSE_SECS = 600.0, 0.02
 async def run_ledger(
     port: LedgerPort, offload: Offload = trio.to_thread.run_sync, keep_secs: float = 0.0
 ) -> None:
-    """Serves the port until cancelled. Jobs that ended `keep_secs` ago are forgotten; 0 = none."""
+    """Serves the port until cancelled. Jobs that ended `keep_secs` ago are forgotten; 0 = none.
+
+    Raises `LedgerLost` in a group.
+    """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_commit_deferred, port, offload)
         nursery.start_soon(_sync, port, offload)
@@ -82,13 +85,7 @@ async def _sync(port: LedgerPort, offload: Offload) -> None:
         await port.unsynced.head()
         port.unsynced.done()
         number = port.committed
-        try:
-            await port.unsynced.offload(offload, port.ledger.sync)
-        except LedgerFailed:
-            # Nothing is promised before it is durable; the disk may come back.
-            await trio.sleep(FAILED_PAUSE_SECS)
-            port.want_sync()
-            continue
+        await port.unsynced.offload(offload, port.ledger.sync)
         port.deliver(Synced(number))
 
 
@@ -99,21 +96,23 @@ async def _admit(port: LedgerPort, offload: Offload) -> None:
         try:
             answer = await port.admissions.offload(offload, _admit_durably, port, request)
         except Refused as error:
-            answer = _refused(request, error, is_bad_input=True)
+            answer = _refused(request, str(error), is_bad_input=True)
         except LedgerBusy:
             continue
         except LedgerFailed as error:
-            answer = _refused(request, error, is_bad_input=False)
+            if request.sender is None and port.admissions.put(request):
+                # Nobody would send this part of an evaluation again.
+                port.admissions.done()
+                await trio.sleep(FAILED_PAUSE_SECS)
+                continue
+            why = f"nothing was taken, the ledger cannot be written: {error}; submit again later"
+            answer = _refused(request, why, is_bad_input=False)
         port.admissions.done()
         port.deliver(answer)
 
 
-def _refused(
-    request: AdmissionRequest, error: Exception, *, is_bad_input: bool
-) -> AdmissionRefused:
-    return AdmissionRefused(
-        request.token, request.requester, request.sender, str(error), is_bad_input
-    )
+def _refused(request: AdmissionRequest, why: str, *, is_bad_input: bool) -> AdmissionRefused:
+    return AdmissionRefused(request.token, request.requester, request.sender, why, is_bad_input)
 
 
 def _admit_durably(port: LedgerPort, request: AdmissionRequest) -> AdmissionTaken:

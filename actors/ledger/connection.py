@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import LedgerCorrupt, LedgerFailed, LedgerTooNew, translated
+from .errors import LedgerCorrupt, LedgerFailed, LedgerLost, LedgerTooNew, translated
 from .schema import APPLICATION_ID, migrate, version_of
 
 OPEN_TIMEOUT_S = 5.0
@@ -147,6 +147,9 @@ def open_writer(path: Path, *, create: bool, files: Files | None = None) -> Conn
             _set_wal_mode(connection.db, path)
         with connection.transaction() as db:
             migrate(db)
+        with connection.errors():
+            # What an earlier server could not make durable is only said to be in the log.
+            connection.db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     except LedgerTooNew as error:
         connection.close()
         raise LedgerTooNew(f"{path}: {error}") from None
@@ -237,8 +240,8 @@ class Log:
     def sync(self) -> None:
         """Waits until all that the file holds now is on disk.
 
-        Raises: LedgerFailed; from then on always, since the kernel reports a failed write once
-        and may have dropped what it could not write.
+        Raises: LedgerLost; from then on always, since the kernel reports a failed write once and
+        may have dropped what it could not write.
         """
         with self._lock:
             if self._failure is None:
@@ -247,7 +250,7 @@ class Log:
                 except OSError as error:
                     self._failure = f"{self._path}: cannot be made durable: {error.strerror}"
             if self._failure is not None:
-                raise LedgerFailed(self._failure)
+                raise LedgerLost(self._failure)
 
     def _descriptor(self) -> int:
         now = self._path.stat()

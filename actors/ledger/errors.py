@@ -19,6 +19,10 @@ class LedgerFailed(LedgerError):
     """Disk full, an I/O error, no access: the transaction was rolled back."""
 
 
+class LedgerLost(LedgerError):
+    """What was committed cannot be made durable any more; only a new start helps."""
+
+
 class LedgerCorrupt(LedgerFailed):
     """The file is damaged, or is something else than a ledger. It is left as it is."""
 

@@ -366,6 +366,8 @@ class Snapshot(Struct, frozen=True):
     claims: tuple[ClaimRecord, ...]
     requesters: dict[str, tuple[str, ...]]
     """By job id, for the jobs above."""
+    failed_children: dict[str, int]
+    """By job id of an evaluation above: how many of its jobs ended other than `Completed`."""
     inputs: dict[str, Known | None]
     """By drv path: every input of the jobs above that is not itself among them; none for a
     derivation that no admission brought yet."""

@@ -30,6 +30,15 @@ AND NOT EXISTS (
     WHERE m.job = j.id AND a.finished_at IS NULL)
 """
 
+_FAILED_CHILDREN = f"""
+SELECT e.id, count(DISTINCT j.seq) FROM job e
+JOIN submission s ON s.requester = e.id AND s.state = 'accepted'
+JOIN requester r ON r.submission = s.seq JOIN job j ON j.seq = r.job
+WHERE e.kind = 'eval' AND e.status IN {_OPEN_STATUSES}
+AND j.status IN {tuple(sorted(TERMINAL - {"Completed"}))}
+GROUP BY e.id
+"""
+
 
 def has_orphans(db: sqlite3.Connection) -> bool:
     """Whether a job is claimed by its status and by no row."""
@@ -75,6 +84,7 @@ def read_snapshot(db: sqlite3.Connection, offset: float) -> Snapshot:
         jobs=tuple(jobs),
         claims=_open_claims(db, offset),
         requesters=_requesters(db),
+        failed_children=dict(db.execute(_FAILED_CHILDREN).fetchall()),
         inputs=needed,
         sizes=sizes(db, outputs),
         counts={status: n for status, n in tally.items() if n},

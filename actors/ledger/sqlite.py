@@ -267,7 +267,7 @@ class SqliteLedger(Reads):
           from its start only after all of it is in the database, and in NORMAL it syncs the log
           before it copies and the database after.
 
-        Raises: LedgerFailed, from then on at every call: start the server again.
+        Raises: LedgerLost, from then on at every call: start the server again.
         """
         self._log.sync()
 

@@ -169,7 +169,7 @@ class Admissions:
         self._sent.remove(event.token)
         if event.sender is None and event.requester in self._feeder.nodes:
             effects.append(Record(AddMessages(event.requester, (), (event.message,))))
-            self._feeder.evaluation_broken(event.requester)
+            self._feeder.evaluation_broken(event.requester, event.message)
         return [*effects, *self._feeder.admission_ended(event.requester, now)]
 
     def taken(self, event: AdmissionTaken, now: float) -> list[Effect]:

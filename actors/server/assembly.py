@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from actors.ledger.actor import run_ledger
+from actors.ledger.errors import LedgerLost
 from actors.ledger.port import LedgerEvent, LedgerPort, Offload
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.authorization import Registration
@@ -80,7 +81,7 @@ class Server:
             offload=offload,
             load_registrations=load_registrations,
             others_alive=others_alive,
-            restart_pager=lambda: self.kill("pager"),
+            kill=self.kill,
             check_health=self._health.put,
             server_status=self._status,
         )
@@ -91,7 +92,7 @@ class Server:
         keep_secs = config.keep_finished * DAY_SECS
         run_the_ledger = functools.partial(run_ledger, port, offload, keep_secs)
         actors += [
-            Child("ledger", run_the_ledger, inlets=port.inlets),
+            Child("ledger", run_the_ledger, inlets=port.inlets, fatal=(LedgerLost,)),
             Child("logbook", functools.partial(logbook.run, offload), inlets=logbook.inlets),
             Child("dispatch", self.dispatch.run, blame, inlets=self.dispatch.inlets),
             Child("pager", self.pager_shell.run, inlets=self.pager_shell.inlets),
@@ -109,12 +110,11 @@ class Server:
         self.world.is_stopping = True
         self.world.post(StopRequested())
 
-    def kill(self, actor: str) -> None:
-        """Ends an actor at its next await; the supervisor restarts it."""
+    def kill(self, actor: str) -> bool:
+        """Ends an actor at its next await, and the supervisor restarts it; false if none runs."""
         if actor in CORES:
-            self.supervisor.kill("dispatch", counted_as=actor)
-        else:
-            self.supervisor.kill(actor)
+            return self.supervisor.kill("dispatch", counted_as=actor)
+        return self.supervisor.kill(actor)
 
     def _is_up(self, actor: str) -> bool:
         if actor == "dispatch" or actor in CORES:

@@ -87,7 +87,8 @@ class Commands:
         match message:
             case m.CmdSubmit():
                 if not self.accepting:
-                    return _refuse(peer, message.request, "the server is stopping: submit later")
+                    text = "the server is stopping: submit later"
+                    return _refuse(peer, message.request, text, EXIT_FAILED)
                 return self._admissions.submitted(peer, message, now)
             case m.CmdJobs():
                 return self._jobs(peer, message)

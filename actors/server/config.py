@@ -38,6 +38,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     insecure: bool = False
     max_workers: int = 0
     """0 = no limit."""
+    chaos: bool = False
+    """Takes `CmdKillActor`, for tests under faults."""
 
     keep_finished: float = 30.0
     """Days for which jobs that ended are kept; 0 = for ever."""

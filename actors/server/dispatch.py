@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,8 +17,9 @@ import trio
 
 from actors.hangs import Inlet
 from actors.ledger.errors import LedgerFailed
-from actors.ledger.port import CommitFailed
+from actors.ledger.port import CommitFailed, Committed
 from actors.ledger.records import Snapshot
+from actors.outage import Outage
 from actors.server.claims import Claim
 from actors.server.clusters.placement import load_solver
 from actors.server.effects import PeerGone, StopRequested
@@ -32,6 +34,7 @@ log = logging.getLogger("headrace.dispatch")
 MAX_EVENTS_A_TURN = 256
 FLUSH_FIRST_SECS, FLUSH_MAX_SECS = 0.002, 0.05
 BEHIND_POLL_SECS = 0.01
+ASK_AGAIN_SECS = 60.0
 WAITS = ("socket", "inbox", "clock", "outbox")
 """What its tasks wait for; each wait may be cut short at any time."""
 CORES = ("gateway", "registry", "feeder", "assigner", "coordinator")
@@ -46,6 +49,10 @@ class Dispatch:
         self.started = trio.Event()
         """The first incarnation has loaded the ledger."""
         self._flush_wanted = trio.Event()
+        self._outage = Outage()
+        self._is_amid_turn = self._has_forgotten = False
+        self._first_batch = 1
+        self._asked_again_at = -math.inf
         self._waits = {wait: trio.CancelScope() for wait in WAITS}
         self._taken: Counter[str] = Counter()
         """How often each of them was over."""
@@ -93,17 +100,22 @@ class Dispatch:
     async def run(self) -> None:
         """One incarnation: the cores are rebuilt from the ledger and the session table."""
         world = self._world
-        self._farm = None
+        last, self._farm = self._farm, None
         # Whatever an earlier incarnation handed to the ledger thread must be in the ledger.
         while len(world.port.deferred) or len(world.port.admissions):
             await trio.sleep(BEHIND_POLL_SECS)
+        # It may be killed again before its successor is there.
+        self._has_forgotten = self._has_forgotten or self._forgets(last)
         world.port.is_broken = False
+        self._first_batch = world.batches + 1
         snapshot = await world.offload(_load, world)
         self._farm = Farm(
             world.config, world.server, world.ids, world.policy, world.sessions,
             world.load_registrations(), snapshot, trio.current_time(),
-            first_batch=world.batches + 1, others_alive=world.others_alive(),
+            first_batch=self._first_batch, others_alive=world.others_alive(),
+            has_forgotten=self._has_forgotten,
         )  # fmt: skip
+        self._has_forgotten = False
         self._turn((), (StopRequested(),) if world.is_stopping else ())
         while len(world.port.deferred):  # what a dead server left open is closed by now
             await trio.sleep(BEHIND_POLL_SECS)
@@ -113,6 +125,20 @@ class Dispatch:
             nursery.start_soon(self._read_inbox)
             nursery.start_soon(self._watch_clock)
             nursery.start_soon(self._flush)
+
+    def _forgets(self, last: Farm | None) -> bool:
+        """Whether an incarnation took what is not in the ledger, and workers are to repeat it."""
+        if last is None:
+            return False
+        was_amid, self._is_amid_turn = self._is_amid_turn, False
+        if self._world.port.is_broken or (last.has_unwritten and not was_amid):
+            return True
+        now = trio.current_time()
+        # It failed over something that it took: if that comes back, it is not asked for again.
+        if not was_amid or now < self._asked_again_at + ASK_AGAIN_SECS:
+            return False
+        self._asked_again_at = now
+        return True
 
     # -- what wakes it -----------------------------------------------------------------------
 
@@ -172,19 +198,25 @@ class Dispatch:
     def _turn(self, incoming: Sequence[Incoming], events: Sequence[DispatchEvent]) -> None:
         farm = self._farm
         assert farm is not None
+        self._is_amid_turn = True
         now = trio.current_time()
         for message in incoming:
             farm.receive(message, now)
         for event in events:
+            if isinstance(event, Committed | CommitFailed) and event.number < self._first_batch:
+                continue  # of an earlier incarnation; this one has loaded what came of it
             if isinstance(event, PeerGone):
                 self._world.outbox.drop(event.peer)
             elif isinstance(event, CommitFailed):
-                log.error("the ledger did not take writes: %s", event.error)
+                self._complain(event.error)
                 self._world.port.is_broken = False
+            elif isinstance(event, Committed):
+                self._take_heart()
             farm.take(event, now)
         if farm.deadline <= now:
             farm.expire(now)
         self._settle(farm, now)
+        self._is_amid_turn = False
 
     def _peers_gone(self, peers: Sequence[bytes]) -> None:
         farm = self._farm
@@ -212,13 +244,23 @@ class Dispatch:
             try:
                 results = port.commit(batch)
             except LedgerFailed as error:
-                log.error("the ledger does not take writes: %s", error)  # noqa: TRY400 - one line
+                self._complain(str(error))
                 farm.commit_failed(batch.number, now)
                 continue
             if results is not None:
+                self._take_heart()
                 farm.committed(batch.number, results, now)
         if farm.wants_sync:
             port.want_sync()
+
+    def _complain(self, cause: str) -> None:
+        if self._outage.begins():
+            text = "the ledger does not take writes, nothing is assigned until it does: %s"
+            log.error(text, cause)
+
+    def _take_heart(self) -> None:
+        if self._outage.ends():
+            log.info("the ledger takes writes again")
 
     def _send(self, farm: Farm, now: float) -> bool:
         """Sends all frames; True when that led to something new to settle."""
@@ -246,7 +288,7 @@ class Dispatch:
                 world.to_pager.send_nowait(farm.pager)
             except trio.WouldBlock:
                 # The pager is far behind: it starts anew from a `Reset`, which it asks for.
-                world.restart_pager()
+                world.kill("pager")
             farm.pager = []
         for request in farm.admissions_out:
             if not world.port.admissions.put(request):
@@ -259,9 +301,12 @@ class Dispatch:
         for chunk in farm.logs:
             world.logbook.put(chunk)
         farm.logs = []
-        for peer, message in farm.status_requests:
-            self._answer_status(farm, peer, message, now)
-        farm.status_requests = []
+        for peer, message in farm.shell_requests:
+            if isinstance(message, m.CmdStatus):
+                self._answer_status(farm, peer, message, now)
+            else:
+                self._kill(peer, message, now)
+        farm.shell_requests = []
         for asked in farm.health_requests:
             world.check_health(asked)
         farm.health_requests = []
@@ -269,6 +314,13 @@ class Dispatch:
     def _answer_status(self, farm: Farm, peer: bytes, message: m.CmdStatus, now: float) -> None:
         status = {**farm.status(now), "server": self._world.server_status(now)}
         reply = m.CmdStatusReply(request=message.request, status=status)
+        self._world.outbox.send(peer, [encode(reply)], now)
+
+    def _kill(self, peer: bytes, message: m.CmdKillActor, now: float) -> None:
+        reply: m.Message = m.CmdDone(request=message.request)
+        if not self._world.kill(message.actor):
+            text = f"no actor {message.actor!r} runs now"
+            reply = m.CmdError(request=message.request, code=2, message=text)
         self._world.outbox.send(peer, [encode(reply)], now)
 
 

@@ -138,11 +138,14 @@ class Farm:
         now: float,
         first_batch: int = 1,
         others_alive: frozenset[str] = frozenset(),
+        *,
+        has_forgotten: bool = False,
     ) -> None:
+        """`has_forgotten`: an earlier incarnation took reports that never reached the ledger."""
         self.config = config
         self.server = server
         self.sessions = sessions
-        self.gateway = Gateway(sessions)
+        self.gateway = Gateway(sessions, chaos=config.chaos)
         self.registry = Registry(
             sessions, registrations, lambda: ids.new("c"), snapshot.cordons, config.max_workers
         )
@@ -185,7 +188,7 @@ class Farm:
         self.queries: list[Query] = []
         self.admissions_out: list[AdmissionRequest] = []
         self.logs: list[Log | ReadLog | DropLogs] = []
-        self.status_requests: list[tuple[bytes, m.CmdStatus]] = []
+        self.shell_requests: list[tuple[bytes, m.CmdStatus | m.CmdKillActor]] = []
         self.health_requests: list[HealthRequest] = []
 
         self._settlement = Settlement(first_batch)
@@ -194,6 +197,8 @@ class Farm:
         self._next_tick = now + config.tick
         self._looked_at = 0.0
         self._load(snapshot, others_alive, now)
+        if has_forgotten:
+            self._ask_again(now)
 
     def _load(self, snapshot: Snapshot, others_alive: frozenset[str], now: float) -> None:
         self.assigner.pool.history.load(snapshot.metrics, now)
@@ -218,6 +223,13 @@ class Farm:
                 self._route(effects, now)
             self._mark_claims(session.worker)
         self._route(self.coordinator.resume(now), now)
+        self.pager = [self.reset()]
+
+    def _ask_again(self, now: float) -> None:
+        """Ends all sessions: workers come back at once, and send again what was not `Recorded`."""
+        for session in list(self.sessions):
+            self._tell(session.peer, m.Reject(code=400, reason="no session: the server restarted"))
+            self._route(self.registry.close(session, "lost", now), now)
         self.pager = [self.reset()]
 
     def reset(self) -> Reset:
@@ -384,10 +396,10 @@ class Farm:
                 effects = self.registry.init(peer, message, received.user_id, now)
             case m.AuthResponse():
                 effects = self.registry.auth_response(peer, message, now)
-            case _ if isinstance(message, m.COMMAND_MESSAGES) and peer in self.sessions.commands:
+            case _ if isinstance(message, self.gateway.commands) and peer in self.sessions.commands:
                 self.sessions.commands[peer] = now
-                if isinstance(message, m.CmdStatus):
-                    self.status_requests.append((peer, message))
+                if isinstance(message, m.CmdStatus | m.CmdKillActor):
+                    self.shell_requests.append((peer, message))
                     return
                 effects = self.commands.take(peer, message, now)
             case m.Ping() if self.registry.in_handshake(peer):
@@ -622,7 +634,12 @@ class Farm:
     @property
     def wants_sync(self) -> bool:
         """Whether somebody waits for what was committed to become durable."""
-        return self._settlement.has_promises
+        return self._settlement.wants_sync
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether what workers reported would be lost with these cores."""
+        return self._settlement.has_unwritten or self.reports.holds_any
 
     @property
     def is_settled(self) -> bool:

@@ -86,6 +86,7 @@ class Feeder:
         for node in nodes:
             self._believe_times(node, now)
             self._add(node)
+            node.failed_children = snapshot.failed_children.get(node.job_id, 0)
         inputs = {path: known for path, known in snapshot.inputs.items() if known is not None}
         for node in nodes:
             self._link(node, inputs, now)
@@ -167,9 +168,9 @@ class Feeder:
         self.counts.subtract(admitted.requeued_from)
         return self._take_in(admitted.requeued, admitted.requester, admitted, now)
 
-    def evaluation_broken(self, job_id: str) -> None:
+    def evaluation_broken(self, job_id: str, why: str) -> None:
         """A batch of the evaluation could not be taken, so it cannot complete."""
-        self.nodes[job_id].failed_children += 1
+        self.nodes[job_id].broken = why
 
     def is_whole(self, drv_path: str) -> bool:
         """Whether a derivation is here with all that it needs, so that nobody must report it
@@ -234,6 +235,7 @@ class Feeder:
         node.attempts += 1
         if node.kind == "eval":
             node.evaluated = True
+            node.error = node.broken  # that of an earlier attempt is over
             self._set_status(node, "Building")
             self._record(node, now)
             self._settle_evaluation(node, now)
@@ -613,7 +615,9 @@ class Feeder:
             self._break_cycles(node, now)
         if node.children or node.job_id not in self.nodes:
             return
-        if node.failed_children:
+        if node.broken is not None:
+            self._end(node, "Failed", node.broken, now)
+        elif node.failed_children:
             self._end(node, "Failed", f"{node.failed_children} of its builds did not complete", now)
         else:
             self._end(node, "Completed", None, now)

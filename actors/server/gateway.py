@@ -32,9 +32,11 @@ class Received(Struct, frozen=True):
 class Gateway:
     """Reads what peers send. `malformed` counts the frames that could not be read."""
 
-    def __init__(self, sessions: SessionTable) -> None:
+    def __init__(self, sessions: SessionTable, *, chaos: bool = False) -> None:
         self._sessions = sessions
-        self._decoder = Decoder(m.WORKER_MESSAGES + m.COMMAND_MESSAGES)
+        self.commands = m.COMMAND_MESSAGES + (m.CHAOS_MESSAGES if chaos else ())
+        """What a client may send."""
+        self._decoder = Decoder(m.WORKER_MESSAGES + self.commands)
         self.malformed = 0
 
     def take(self, incoming: Incoming, now: float) -> Iterator[Received | Tell]:
@@ -62,7 +64,7 @@ class Gateway:
                 continue
             if session is None and isinstance(message, m.CmdHello):
                 yield Tell(peer, self._greet(peer, message, now))
-            elif session is None and isinstance(message, m.COMMAND_MESSAGES) and not greeted:
+            elif session is None and isinstance(message, self.commands) and not greeted:
                 yield Tell(peer, m.Reject(code=400, reason="no session: say CmdHello first"))
             else:
                 yield Received(peer, session, message, incoming.user_id)

@@ -58,6 +58,8 @@ class Node:
     children: int = 0
     """Of an evaluation: builds that have not ended."""
     failed_children: int = 0
+    broken: str | None = None
+    """Of an evaluation: why a batch of it could not be taken."""
     admissions: int = 0
     """Of an evaluation: batches on their way through the ledger."""
     evaluated: bool = False
@@ -180,6 +182,8 @@ def _evaluation_node(
         package=record.project,
         requesters=requesters,
         evaluated=record.status == "Building",
+        # Its claim is over; see `Feeder.completed`.
+        broken=record.error if record.status == "Building" else None,
         **_mutable(record),
     )
 

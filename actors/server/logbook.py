@@ -16,6 +16,7 @@ import trio
 
 from actors.hangs import Inlet
 from actors.ledger.port import Offload, Waiting
+from actors.outage import Outage
 from actors.server.effects import DropLogs, Log, ReadLog
 from actors.server.log_quota import keep_quota
 from transport import messages as m
@@ -41,6 +42,7 @@ class Logbook:
         self._answer = answer
         self._waiting: Waiting[Log | ReadLog | DropLogs] = Waiting(MAX_QUEUED)
         self._queued_bytes = 0
+        self._outage = Outage()
         self.dropped = 0
         """Chunks that found the queue or the disk full."""
 
@@ -114,8 +116,11 @@ class Logbook:
                     room = max(0, MAX_LOG_BYTES - file.tell())
                     file.write(b"".join(parts)[:room])
             except OSError as error:
-                log.error("a build log is not written: %s", error)  # noqa: TRY400 - one line
+                if self._outage.begins():
+                    log.error("build logs are not written: %s", error)  # noqa: TRY400 - one line
                 lost += len(parts)
+        if not lost and self._outage.ends():
+            log.info("build logs are written again; %d pieces were dropped", self.dropped)
         return lost
 
     def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:

@@ -63,6 +63,11 @@ class Reports:
         # Evaluations that are done while derivations of theirs are on the way to the ledger.
         self._held: dict[str, tuple[Session, m.JobCompleted]] = {}
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether completions wait for what they promise to become durable."""
+        return bool(self._held)
+
     def take(self, session: Session, report: Report, now: float) -> list[Effect]:
         """One report of a session."""
         claim = self._assigner.find(session, report.job_id, report.assignment_id)

@@ -28,6 +28,7 @@ class Settlement:
         self._awaited: list[tuple[int, Awaited]] = []
         self._batches: dict[int, tuple[list[Write], list[tuple[int, Awaited]]]] = {}
         self._next = first_batch
+        self._committed = first_batch - 1
         self._hold_until = -math.inf
         self._promises: deque[tuple[int, bytes, bytes]] = deque()
 
@@ -42,8 +43,14 @@ class Settlement:
         return not (self._writes or self._batches or self._promises)
 
     @property
-    def has_promises(self) -> bool:
-        return bool(self._promises)
+    def has_unwritten(self) -> bool:
+        """Whether a batch failed and waits to be tried again."""
+        return bool(self._writes)
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether a promise waits for nothing but the disk."""
+        return bool(self._promises) and self._promises[0][0] <= self._committed
 
     def record(self, write: Write) -> None:
         """Part of the next batch."""
@@ -77,6 +84,7 @@ class Settlement:
     def committed(self, number: int, results: list[bool]) -> list[tuple[Awaited, bool]]:
         """A batch is in: what was awaited in it, and whether each was won."""
         _, awaited = self._batches.pop(number)
+        self._committed = number
         return [(each, results[position]) for position, each in awaited]
 
     def failed(self, number: int, now: float) -> list[Claim | Opening]:

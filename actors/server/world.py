@@ -46,7 +46,8 @@ class World:
     load_registrations: Callable[[], dict[str, Registration] | None]
     others_alive: Callable[[], frozenset[str]]
     """Ids of other servers on this ledger that live."""
-    restart_pager: Callable[[], None]
+    kill: Callable[[str], bool]
+    """Ends an actor, to be restarted; false if it is not there to be ended."""
     check_health: Callable[[HealthRequest], object]
     """Looks whether everybody lives, and answers."""
     server_status: Callable[[float], dict[str, Any]]

@@ -18,6 +18,7 @@ from enum import Enum
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from actors.worker import events as e
 from actors.worker import policy
@@ -71,6 +72,7 @@ class WorkerCore:
         self._tokens = settings.tokens
         self._announced = settings.announced
         self._metrics: m.WorkerMetrics | None = None
+        self._trouble: str | None = None
         self.jobs = JobTable({"build": settings.max_builds, "eval": settings.max_evals})
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._out: list[e.Effect] = []
@@ -192,8 +194,10 @@ class WorkerCore:
             case e.JobFinished():
                 self._finish(event)
             case e.MetricsReady():
-                self._metrics = event.metrics
-                self._send_if_serving(event.metrics)
+                self._metrics = replace(event.metrics, trouble=self._trouble)
+                self._send_if_serving(self._metrics)
+            case e.DisksChecked():
+                self._check_disks(event.trouble)
             case e.CapabilitiesChanged():
                 self._announced = event.capabilities
                 self._send_if_serving(event.capabilities)
@@ -444,12 +448,26 @@ class WorkerCore:
         for kind in _KINDS:
             self._request(kind)
 
+    def _check_disks(self, trouble: str | None) -> None:
+        """On a full disk one build after the other would fail, and fast: none is asked for."""
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        self._metrics = replace(self._metrics or m.WorkerMetrics(), trouble=trouble)
+        self._send_if_serving(self._metrics)
+        if trouble is None:
+            self._note("info", "there is room on the disk again; jobs are asked for")
+            self._request_all()
+        else:
+            self._note("warning", f"{trouble}: no jobs are asked for until there is room")
+
     def _request(self, kind: m.Kind) -> None:
         """Asks for one job of `kind`, if there is a slot for it and the time is right."""
         if (
             self._listed
             and not self.draining
             and not self._server_draining
+            and self._trouble is None
             and kind in self._kinds
             and self.jobs.free(kind) > 0
             and len(self.jobs.reports) < MAX_UNCONFIRMED
@@ -480,6 +498,8 @@ class WorkerCore:
     def _refusal(self, claim: Assignment) -> str | None:
         if self.draining:
             return "worker draining"
+        if self._trouble is not None:
+            return self._trouble
         if claim.seat is not None and self.jobs.of_attempt(claim.seat.attempt) is not None:
             return "already holds a member of this attempt"
         earlier = self.jobs.of_job(claim.job_id)

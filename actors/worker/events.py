@@ -117,6 +117,12 @@ class MetricsReady(Struct, frozen=True):
     metrics: m.WorkerMetrics
 
 
+class DisksChecked(Struct, frozen=True):
+    """Why no job should start for want of room; none when there is room."""
+
+    trouble: str | None
+
+
 class CapabilitiesChanged(Struct, frozen=True):
     capabilities: m.WorkerCapabilities
 
@@ -135,7 +141,8 @@ class DrainRequested(Struct, frozen=True):
 
 Event = (
     Tick | Received | Garbled | Lost | Scored | JobUpdated | BuildAdvanced | EvalAdvanced
-    | JobAsked | SignalSent | JobLogged | JobFinished | MetricsReady | CapabilitiesChanged
+    | JobAsked | SignalSent | JobLogged | JobFinished | MetricsReady | DisksChecked
+    | CapabilitiesChanged
     | PeersChanged | DrainRequested
 )  # fmt: skip
 

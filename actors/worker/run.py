@@ -18,6 +18,7 @@ import trio
 from actors.worker.config import ConfigError, ExecutorName, WorkerConfig, read_peers, worker_id
 from actors.worker.core import CoreSettings, WorkerCore
 from actors.worker.detect import detect
+from actors.worker.disks import Disks
 from actors.worker.executors.base import Executor
 from actors.worker.executors.nix import NixExecutor, why_unusable
 from actors.worker.executors.process import ProcessExecutor
@@ -78,6 +79,7 @@ async def run_worker(
                     config.server,
                     MachineMetrics().read,
                     config.peers_file,
+                    find_trouble=Disks(_written_to(config)).trouble,
                 )
                 log.info("worker %s, server %s", identity, config.server)
                 task_status.started()
@@ -112,6 +114,12 @@ def default_executor(store: str | None) -> ExecutorName:
         return "nix"
     log.warning("Nix is installed and cannot be used (%s): --executor process", reason)
     return "process"
+
+
+def _written_to(config: WorkerConfig) -> list[Path]:
+    """Where jobs write."""
+    store = Path(config.store or "/nix/store") if config.executor == "nix" or config.store else None
+    return [config.state_dir, *([store] if store is not None and store.is_dir() else [])]
 
 
 class _Stopper:

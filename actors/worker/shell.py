@@ -18,7 +18,7 @@ from actors.worker import events as e
 from actors.worker import policy
 from actors.worker.config import ConfigError, read_peers
 from actors.worker.core import WorkerCore
-from actors.worker.executors.base import Executor, score_as_missing
+from actors.worker.executors.base import Executor, Failed, score_as_missing
 from actors.worker.jobs import Questions, ReportingContext, run_job
 from actors.worker.link import Link
 from actors.worker.signal_lines import Signal
@@ -37,6 +37,7 @@ _INBOX_EVENTS = 256
 _FLUSH_EVERY_SECS = 0.02
 _LAST_FLUSH_SECS = 0.5
 _WATCH_PEERS_EVERY_SECS = 2.0
+_LOOK_AT_DISKS_EVERY_SECS, _LOOK_AT_DISKS_SECS = 2.0, 5.0
 
 MetricsSource = Callable[[dict[str, int]], m.WorkerMetrics]
 
@@ -53,8 +54,10 @@ class WorkerShell:
         read_metrics: MetricsSource,
         peers_file: Path | None = None,
         in_thread: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
+        find_trouble: Callable[[], str | None] | None = None,
     ) -> None:
-        """`in_thread` runs the scoring; a simulation, which has no threads, gives its own."""
+        """`in_thread` runs the scoring; a simulation, which has no threads, gives its own.
+        `find_trouble` says in one line why no job should start, if so; see `Disks`."""
         self._core = core
         self._executor = executor
         self._connector = connector
@@ -62,6 +65,7 @@ class WorkerShell:
         self._read_metrics = read_metrics
         self._peers_file = peers_file
         self._in_thread = in_thread
+        self._find_trouble = find_trouble
         self._decoder = Decoder(m.SERVER_MESSAGES)
         self._inbox_in, self._inbox = trio.open_memory_channel[e.Event](_INBOX_EVENTS)
         # The core bounds it: MAX_UNSCORED_PAGES.
@@ -86,6 +90,7 @@ class WorkerShell:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._score_pages)
+                nursery.start_soon(self._watch_disks)
                 if self._peers_file is not None:
                     nursery.start_soon(self._watch_peers, self._peers_file)
                 while self._exit_code is None:
@@ -234,6 +239,8 @@ class WorkerShell:
             self._became_idle.set()
         self._members.pop(assignment.assignment_id, None)
         self._peaks.pop(assignment.job_id, None)
+        if isinstance(outcome, Failed) and outcome.kind == "Transient":
+            await self._look_at_disks()  # before the next job is asked for
         await self._inbox_in.send(e.JobFinished(assignment.assignment_id, outcome))
 
     async def _report(self, event: e.Event) -> None:
@@ -256,6 +263,18 @@ class WorkerShell:
                 log.exception("scoring failed; its page is answered as if nothing were there")
                 scores = score_as_missing(page.candidates)
             await self._inbox_in.send(e.Scored(page.connection, page.page, scores))
+
+    async def _watch_disks(self) -> None:
+        while True:
+            await self._look_at_disks()
+            await trio.sleep(_LOOK_AT_DISKS_EVERY_SECS)
+
+    async def _look_at_disks(self) -> None:
+        if self._find_trouble is not None:
+            # A file system that does not answer says nothing of its room.
+            with trio.move_on_after(_LOOK_AT_DISKS_SECS):
+                trouble = await self._in_thread(self._find_trouble, abandon_on_cancel=True)
+                await self._inbox_in.send(e.DisksChecked(trouble))
 
     async def _beat(self) -> None:
         """Reports the machine, at times and when the jobs that loaded it are over: a server may

@@ -82,11 +82,12 @@ class Harness:
         self.written = 0
         self.start_dispatch()
 
-    def start_dispatch(self) -> None:
+    def start_dispatch(self, *, has_forgotten: bool = False) -> None:
         self.farm = Farm(
             self.config, self.name, self.source, load_policy("simple"),
             self.sessions, self.registrations, self.ledger.load(self.wall_offset), self.now,
             first_batch=self.written + 1, others_alive=self.others_alive,
+            has_forgotten=has_forgotten,
         )  # fmt: skip
         self._settle()
 

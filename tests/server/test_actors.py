@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from actors.ledger.errors import LedgerBusy, LedgerFailed
 from actors.ledger.sqlite import SqliteLedger
 from actors.server.assembly import Server
 from actors.server.config import ServerConfig
@@ -60,8 +61,10 @@ class Peer:
         with pytest.raises(trio.TooSlowError):
             await self.until(kind, secs)
 
-    async def open(self, worker: str, slots: int = 1) -> m.InitAck:
-        self.send(m.InitConnection(versions=(1, 1), id=worker, capabilities=BOTH))
+    async def open(
+        self, worker: str, slots: int = 1, running: list[m.ClaimRef] | None = None
+    ) -> m.InitAck:
+        self.send(m.InitConnection(versions=(1, 1), id=worker, capabilities=BOTH, running=running))
         ack = await self.until(m.InitAck)
         self.send(
             m.WorkerCapabilities(
@@ -106,12 +109,12 @@ class Peer:
 @pytest.fixture
 def serving(tmp_path: Path):
     @asynccontextmanager
-    async def serve():
+    async def serve(**options):
         network = loopback.Network()
         ledger = SqliteLedger.open(tmp_path / "ledger.sqlite3", "s", wall=trio.current_time)
         ledger.recover(())
         server = Server(
-            ServerConfig(state_dir=tmp_path, policy="simple"), server="s", epoch="1",
+            ServerConfig(state_dir=tmp_path, policy="simple", **options), server="s", epoch="1",
             policy=load_policy("simple"), ledger=ledger, router=network.router("loop://server"),
             wall_offset=lambda: 0.0, offload=at_once,
         )  # fmt: skip
@@ -401,3 +404,145 @@ async def test_the_status_tells_restarts_and_queues_of_every_actor(serving, auto
             ACTORS, 1
         )
         assert all(actor["queue"] >= 0 for actor in told["actors"].values())
+
+
+async def test_what_the_ledger_did_not_take_before_a_restart_is_reported_again(
+    serving, autojump_clock, monkeypatch
+):
+    def fail(*_):
+        raise LedgerFailed("disk full")
+
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a")
+        await worker.open("w")
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+        monkeypatch.setattr(server.world.port.ledger, "apply", fail)
+        worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+        await trio.sleep(0.1)
+        server.kill("feeder")
+        monkeypatch.undo()
+        assert (await worker.until(m.Reject)).code == 400
+        again = Peer(network)
+        claim = m.ClaimRef(given.job_id, given.assignment_id)
+        assert (await again.open("w", running=[claim])).resumed == [given.assignment_id]
+        again.send(m.JobCompleted(given.job_id, given.assignment_id))
+        await again.until(m.Recorded)
+        reply = await client.ask(m.CmdWait(request=3), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 0)
+
+
+async def test_what_came_with_a_message_that_dispatch_fails_over_is_reported_again_once(
+    serving, autojump_clock, monkeypatch
+):
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a")
+        await worker.open("w")
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+
+        def fail(*_):
+            raise ValueError("a bug")
+
+        for life in range(2):
+            server.dispatch._farm.assigner.score = fail
+            worker.send(
+                m.RequestJobChunk(scores=[]), m.JobCompleted(given.job_id, given.assignment_id)
+            )
+            await trio.sleep(0.5)
+            if life:
+                break
+            assert (await worker.until(m.Reject)).code == 400
+            worker = Peer(network)
+            await worker.open("w", running=[m.ClaimRef(given.job_id, given.assignment_id)])
+            await worker.candidates()
+        # The same again: the session goes on, lest the two fail each other for ever.
+        await worker.silence(m.Reject, 30.0)
+        assert restarts(server, "gateway") + restarts(server, "assigner") == 2
+
+
+@pytest.mark.parametrize("outcome", ["committed", "failed"])
+async def test_what_a_dead_dispatch_had_deferred_is_nothing_to_its_successor(
+    serving, autojump_clock, monkeypatch, outcome
+):  # chaos, seed 102
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a")
+        await worker.open("w")
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+        ledger = server.world.port.ledger
+        apply, calls = ledger.apply, []
+
+        def locked_and_killed(*arguments):
+            calls.append(arguments)
+            if len(calls) == 1:
+                server.kill("feeder")
+                raise LedgerBusy("locked")
+            monkeypatch.undo()
+            if outcome == "failed":
+                raise LedgerFailed("disk full")
+            return apply(*arguments)
+
+        monkeypatch.setattr(ledger, "apply", locked_and_killed)
+        worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+        await trio.sleep(1.0)
+        assert len(calls) == 2
+        assert restarts(server, "feeder") == 1
+        assert restarts(server, "gateway") == 0
+        if outcome == "failed":
+            await worker.until(m.Reject)
+            worker = Peer(network)
+            await worker.open("w", running=[m.ClaimRef(given.job_id, given.assignment_id)])
+            worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+            await worker.until(m.Recorded)
+        reply = await client.ask(m.CmdWait(request=3), m.CmdWaitReply)
+        assert (reply.open, reply.failed) == (0, 0)
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+async def test_a_client_may_kill_actors_of_a_server_with_chaos(serving, autojump_clock, actor):
+    async with serving(chaos=True) as (server, network):
+        client = Peer(network)
+        client.send(m.CmdHello(versions=(1, 1)))
+        assert await client.ask(m.CmdKillActor(request=1, actor=actor), m.CmdDone)
+        await trio.sleep(1.0)
+        assert restarts(server, actor) == 1
+        refused = await client.ask(m.CmdKillActor(request=2, actor="nobody"), m.CmdError)
+        assert (refused.code, refused.message) == (2, "no actor 'nobody' runs now")
+
+
+async def test_a_ledger_that_takes_nothing_is_said_once_and_waited_for(
+    serving, autojump_clock, monkeypatch, caplog
+):  # chaos
+    def fail(*_):
+        raise LedgerFailed("ledger.sqlite3: database or disk is full (SQLITE_FULL)")
+
+    caplog.set_level("INFO", "headrace.dispatch")
+    async with serving() as (server, network):
+        client, worker = Peer(network), Peer(network)
+        await client.submit("a", "b")
+        await worker.open("w", slots=2)
+        await worker.candidates()
+        given = await worker.request()
+        await trio.sleep(0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(server.world.port.ledger, "apply", fail)
+            worker.send(m.JobCompleted(given.job_id, given.assignment_id))
+            for _ in range(3):
+                worker.send(m.RequestJob(kind="build"))
+                await worker.silence(m.AssignJob, 5.0)
+        await worker.until(m.Recorded)
+        worker.send(m.RequestJobList())
+        assert len(await worker.candidates()) == 1
+        second = await worker.request()
+        worker.send(m.JobCompleted(second.job_id, second.assignment_id))
+        await worker.until(m.Recorded)
+    begun = "the ledger does not take writes, nothing is assigned until it does: "
+    cause = "ledger.sqlite3: database or disk is full (SQLITE_FULL)"
+    assert caplog.messages == [begun + cause, "the ledger takes writes again"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.ledger.port import Answer, Query
+from actors.server.effects import StopRequested
 from actors.server.farm import COMMAND_SILENCE_SECS
 from tests.server.farm_harness import BOTH, Harness, job
 from transport import messages as m
@@ -31,7 +32,7 @@ def test_a_client_that_only_looks_at_the_status_is_not_forgotten(farm):
     for _ in range(4):
         farm.wait(COMMAND_SILENCE_SECS / 2, step=10)
         farm.send("client", m.CmdStatus(request=1))
-        assert farm.farm.status_requests.pop() == (b"client", m.CmdStatus(request=1))
+        assert farm.farm.shell_requests.pop() == (b"client", m.CmdStatus(request=1))
 
 
 def test_a_silent_client_is_forgotten_and_told_so_when_it_comes_back(farm):
@@ -55,7 +56,7 @@ def test_a_worker_is_no_client(farm):
     for message in (m.CmdHello(versions=(1, 1)), m.CmdStatus(request=1)):
         answer = ask(farm, message, "w")
         assert (type(answer), answer.code) == (m.Error, 400)
-    assert not farm.farm.status_requests
+    assert not farm.farm.shell_requests
 
 
 # -- names -------------------------------------------------------------------------------------
@@ -251,3 +252,31 @@ def _frame(message: m.Message) -> Incoming:
 
 def _failed_answer(token: str) -> Answer:
     return Answer(token, None, "disk I/O error")
+
+
+# -- faults ------------------------------------------------------------------------------------
+
+
+def test_a_stopping_server_says_that_it_is_worth_another_try(farm):  # chaos, seed 1
+    farm.take(StopRequested())
+    refused = ask(farm, m.CmdSubmit(request=1, is_final=True, jobs=[job("a")]))
+    assert (refused.code, refused.message) == (1, "the server is stopping: submit later")
+
+
+def test_actors_can_be_killed_only_with_chaos(make_farm):
+    kill = m.CmdKillActor(request=3, actor="pager")
+    harness = make_farm()
+    harness.send("client", m.CmdHello(versions=(1, 1)))
+    answer = ask(harness, kill)
+    assert (type(answer), answer.code) == (m.Error, 400)
+    assert "CmdKillActor" in answer.message
+    assert not harness.farm.shell_requests
+    harness = make_farm(chaos=True)
+    assert ask(harness, kill).reason == "no session: say CmdHello first"
+    harness.send("client", m.CmdHello(versions=(1, 1)))
+    harness.send("client", kill)
+    assert harness.farm.shell_requests == [(b"client", kill)]
+    harness.worker("w")
+    answer = ask(harness, kill, "w")
+    assert (type(answer), answer.code) == (m.Error, 400)
+    assert len(harness.farm.shell_requests) == 1

@@ -201,7 +201,15 @@ def test_averages_are_those_of_before_a_restart() -> None:
 
 def farm(**remembered: Any) -> Farm:
     snapshot = Snapshot(
-        jobs=(), claims=(), requesters={}, inputs={}, sizes={}, counts={}, cordons={}, **remembered
+        jobs=(),
+        claims=(),
+        requesters={},
+        failed_children={},
+        inputs={},
+        sizes={},
+        counts={},
+        cordons={},
+        **remembered,
     )
     config = ServerConfig(state_dir=Path("nowhere"))
     return Farm(

@@ -137,6 +137,21 @@ async def test_a_disk_that_takes_nothing_costs_log_and_nothing_else(desk, tmp_pa
     assert (await desk.read("j")).data == b"kept"
 
 
+async def test_a_full_disk_is_said_once_and_so_is_its_end(desk, tmp_path, caplog):  # chaos
+    caplog.set_level("INFO")
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    for _ in range(3):
+        desk.write("j", b"lost")
+        await desk.finish()
+    (tmp_path / "logs").unlink()
+    for _ in range(3):
+        desk.write("j", b"kept")
+        await desk.finish()
+    [begun, over] = caplog.messages
+    assert begun.startswith("build logs are not written: ")
+    assert over == "build logs are written again; 3 pieces were dropped"
+
+
 async def test_what_waits_survives_the_end_of_an_incarnation(desk):
     stuck = trio.Event()
 

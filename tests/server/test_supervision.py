@@ -212,3 +212,24 @@ async def test_an_actor_that_cannot_be_cancelled_ends_the_process(autojump_clock
     [line] = lines
     assert "pager" in line
     assert "does not end" in line
+
+
+async def test_what_no_restart_helps_against_ends_all_at_once():
+    class Lost(Exception):
+        pass
+
+    lives = 0
+
+    async def run():
+        nonlocal lives
+        lives += 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+
+    async def fail():
+        raise Lost("the disk is gone")
+
+    with pytest.raises(ExceptionGroup) as group:
+        await Supervisor([Child("ledger", run, fatal=(Lost,))]).run()
+    assert group.group_contains(GaveUp, match="actor ledger cannot go on: the disk is gone")
+    assert lives == 1

@@ -87,6 +87,7 @@ class SimServer:
         self.pager: Pager | None = None
         self.pager_is_new = False
         """It was started anew and waits for its `Reset`."""
+        self.farm: Farm | None = None
         self.reaper = Reaper(config.heartbeat_timeout, self.clock.now)
         self.outboxes: dict[bytes, list[list[bytes]]] = {}
         self.start_dispatch()
@@ -122,12 +123,14 @@ class SimServer:
             self._commit_deferred()
         for request in list(self.admitting):
             self._admit(request)
+        has_forgotten = self.is_broken or (self.farm is not None and self.farm.has_unwritten)
         self.is_broken = False
         self.inbox = [e for e in self.inbox if not isinstance(e, Committed | CommitFailed)]
         self.watch.dispatch_started(self.sessions)
         self.farm = Farm(
             self.config, self.name, self.ids, load_policy("simple"), self.sessions, None,
             self.ledger.load(self.offset()), self.clock.now, first_batch=self.batches + 1,
+            has_forgotten=has_forgotten,
         )  # fmt: skip
         self.turn(lambda: None)
 
@@ -372,7 +375,7 @@ class SimServer:
             if isinstance(result, Rebuild):
                 self.watch.rebuilt(result)
             self.post(Answer(query.token, result))
-        farm.queries, farm.logs, farm.status_requests = [], [], []
+        farm.queries, farm.logs, farm.shell_requests = [], [], []
         self._page()
 
     def _admit(self, request: AdmissionRequest) -> None:

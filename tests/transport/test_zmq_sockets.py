@@ -280,6 +280,35 @@ async def test_closing_wakes_the_reader_of_that_socket_alone(
         router.receive_nowait()
 
 
+@pytest.mark.parametrize("steps", range(4))
+async def test_closing_at_the_moment_that_the_reader_falls_asleep(
+    router: ZmqRouter, connector: ZmqConnector, steps: int
+) -> None:  # chaos, seed 5
+    async def read(dealer: ZmqDealer) -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await dealer.receive()
+
+    # Trio runs in any order the tasks that are due in one step.
+    for _ in range(15):
+        dealer = connector.connect(router.endpoint)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, dealer)
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            dealer.close()
+
+
+async def test_dead_hosts_are_found_without_zmtp_heartbeats(
+    router: ZmqRouter, connector: ZmqConnector
+) -> None:  # chaos, seed 105: they can end the process
+    for end in (router, connector.connect(router.endpoint)):
+        options = {name: end._socket.getsockopt(getattr(zmq, name)) for name in (
+            "HEARTBEAT_IVL", "TCP_KEEPALIVE", "TCP_KEEPALIVE_IDLE", "TCP_KEEPALIVE_INTVL",
+            "TCP_KEEPALIVE_CNT", "TCP_MAXRT",
+        )}  # fmt: skip
+        assert list(options.values()) == [0, 1, 5, 5, 2, 15_000]
+
+
 async def test_the_context_ends_with_sockets_open_and_messages_unsent() -> None:
     with trio.fail_after(10):
         async with Context() as context:

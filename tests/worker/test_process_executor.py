@@ -16,7 +16,8 @@ from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors import process as process_module
 from actors.worker.executors.base import Built, Evaluated, Failed, Spans
 from actors.worker.executors.process import ProcessExecutor
-from actors.worker.executors.store import DirectoryStore
+from actors.worker.executors.spec import build_spec
+from actors.worker.executors.store import DirectoryStore, Relocation
 from actors.worker.signal_lines import Signal
 from actors.worker.signals import Member
 from transport import messages as m
@@ -198,6 +199,59 @@ async def test_two_workers_building_the_same_output_build_it_once(tmp_path):
     assert (tmp_path / "count").read_text() == "x\n"
 
 
+async def test_builders_of_a_killed_worker_keep_others_out(executor, store, tmp_path):  # chaos
+    script = "echo begin $$ > $out; sleep 0.6; echo end $$ >> $out"
+    relocate = Relocation("/nix/store/p.drv", store.directory)
+    orphan = executor._begin(job(script), build_spec(job(script)), relocate, {})
+    for handle, _ in orphan.lock._held:  # all that the kernel does for a process that is killed
+        os.close(handle)
+    await until((tmp_path / "store/p").exists)
+    other = ProcessExecutor(store, tmp_path / "other")
+    other.start()
+    built = await other.run_build(job(script), Context())
+    assert isinstance(built, Built)
+    assert orphan.group._process.poll() == 0
+    os.close(orphan.group._output)
+    begin, end = (tmp_path / "store/p").read_text().splitlines()
+    assert begin.removeprefix("begin ") == end.removeprefix("end ") != str(orphan.group.pid)
+
+
+async def test_a_lock_that_nobody_lets_go_of_is_not_waited_for_for_ever(
+    executor, store, context, monkeypatch
+):
+    monkeypatch.setattr(process_module, "LOCK_WAIT_SECS", 0.2)
+    held = store.try_lock(["/nix/store/p"])
+    failed = await executor.run_build(job("echo > $out"), context)
+    assert failed.kind == "Transient"
+    assert "/nix/store/p" in failed.error
+    held.release()
+    assert isinstance(await executor.run_build(job("echo > $out"), context), Built)
+
+
+async def test_a_builder_that_says_so_found_no_space_whatever_is_free_now(executor, context):
+    script = "echo 'cp: error writing: No space left on device' >&2; echo more; exit 1"
+    failed = await executor.run_build(job(script), context)
+    assert failed.kind == "Transient"
+    assert "no space" in failed.error
+    assert (await executor.run_build(job("echo space; exit 1"), context)).kind == "Permanent"
+
+
+async def test_a_disk_that_was_full_while_it_ran_counts_whatever_is_free_now(
+    executor, context, monkeypatch
+):  # chaos, seed 103
+    looks = []
+
+    def look(directory):
+        looks.append(directory)
+        return len(looks) == 3  # the first two at the start, this one while it runs
+
+    monkeypatch.setattr("actors.worker.executors.group.is_full", look)
+    failed = await executor.run_build(job("sleep 0.8; echo sh: I/O error >&2; exit 1"), context)
+    assert len(looks) >= 3
+    assert failed.kind == "Transient"
+    assert "no space" in failed.error
+
+
 # -- inputs ------------------------------------------------------------------------------
 
 
@@ -294,7 +348,7 @@ async def test_memory_death_is_told_apart(executor, context, monkeypatch):
 
 
 async def test_full_disk_is_not_the_builds_fault(executor, context, monkeypatch):  # FIELD 23
-    monkeypatch.setattr(process_module, "_is_full", lambda directory: True)
+    monkeypatch.setattr(process_module, "is_full", lambda directory: True)
     failed = await executor.run_build(job("exit 1"), context)
     assert failed.kind == "Transient"
     assert "no space" in failed.error

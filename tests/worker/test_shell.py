@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from actors.worker.core import CoreSettings, WorkerCore
-from actors.worker.executors.base import Built, score_as_missing
+from actors.worker.executors.base import Built, Failed, score_as_missing
 from actors.worker.policy import METRICS_EVERY, SETTLE
 from actors.worker.shell import WorkerShell
 from transport import messages as m
@@ -121,7 +121,7 @@ def built(name):
 
 
 class World:
-    def __init__(self, nursery, network=None, peers_file=None, builds=2):
+    def __init__(self, nursery, network=None, peers_file=None, builds=2, **more):
         self.network = network or Network()
         self.executor = FakeExecutor()
         self.server = Server(self.network)
@@ -137,6 +137,7 @@ class World:
             ENDPOINT,
             lambda peaks: m.WorkerMetrics(cpu_usage_pct=1.0, build_peak_ram_mb=dict(peaks) or None),
             peers_file,
+            **more,
         )
         self.exit_code = None
         nursery.start_soon(self.run)
@@ -149,6 +150,11 @@ class World:
 @pytest.fixture
 def start(nursery):
     return lambda **fields: World(nursery, **fields)
+
+
+async def at_once(function, *arguments, **_):
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
 
 
 async def until(condition):
@@ -220,6 +226,25 @@ async def test_heartbeat_keeps_its_rhythm_and_names_peaks(autojump_clock, start)
     await answer()
     gaps = [b - a for a, b in pairwise(times)]
     assert all(abs(gap - 10) < 0.5 for gap in gaps), gaps
+
+
+async def test_disk_is_looked_at_before_the_next_job_is_asked_for(
+    autojump_clock, start
+):  # FIELD 23, chaos
+    troubles = [None]
+    world = start(find_trouble=lambda: troubles[-1], in_thread=at_once)
+    server = world.server
+    await server.handshake()
+    server.send(assign(1))
+    await until(lambda: world.executor.started == ["p1"])
+    troubles.append("the disk of /builds is full")
+    await world.executor.outcomes["p1"].send(Failed("Transient", "no space left on the disk"))
+    await server.until(m.JobFailed)
+    assert server.inbox == []
+    troubles.append(None)
+    while not isinstance(message := await server.next(), m.RequestJob):
+        assert isinstance(message, m.WorkerMetrics)
+    assert message.kind in ("build", "eval")
 
 
 async def test_lost_server_keeps_builds_and_reports_later(autojump_clock, start):  # FIELD 33, 43

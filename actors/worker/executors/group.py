@@ -5,12 +5,13 @@ The builder leads a session of its own, so that all that it starts can be found 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from typing import Literal
 import trio
 from msgspec import Struct
 
+from actors.worker.disks import is_full
 from actors.worker.metrics import oom_kills, session_members, session_rss
 
 READ_BYTES = 2**16
@@ -25,6 +27,7 @@ _GATHER_SECS = 0.1  # small pieces of output within this time become one
 _SAMPLE_EVERY_SECS = 0.5
 _TERM_GRACE_SECS = 1.0
 _KILL_LIMIT_SECS = 2.0
+_NO_SPACE = os.strerror(errno.ENOSPC).encode()
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 Limit = Literal["wall", "silence"] | None
@@ -50,13 +53,25 @@ class Ended(Struct, frozen=True):
     cpu_secs: float
     """Of the builder and all its children that it waited for."""
     peak_bytes: int
+    no_space: bool = False
+    """It said that a disk was full, or one was seen to be while it ran."""
 
 
 class BuilderGroup:
     """A started builder. Run `finish` to its end, or the processes stay."""
 
-    def __init__(self, argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        directory: Path,
+        env: Mapping[str, str],
+        inherits: Collection[int] = (),
+        writes_to: Sequence[Path] = (),
+    ) -> None:
         """Starts it; output and errors go into one pipe. Blocks, so call it in a thread.
+
+        It gets the descriptors `inherits` besides. Whether there is room where it `writes_to`
+        is looked at from time to time.
 
         Raises:
             OSError: it cannot be executed.
@@ -74,6 +89,7 @@ class BuilderGroup:
                 cwd=directory,
                 env=dict(env),
                 start_new_session=True,
+                pass_fds=inherits,
             )
         except BaseException:
             os.close(self._output)
@@ -86,6 +102,9 @@ class BuilderGroup:
         self._waiting = trio.CancelScope()
         self._peak = 0
         self._logged = 0
+        self._last = b""
+        self._writes_to = writes_to
+        self._no_space = any(map(is_full, writes_to))
 
     async def finish(
         self,
@@ -152,6 +171,8 @@ class BuilderGroup:
             silence.deadline = inf  # the server may be slow; that is not the builder's silence
             if not data:
                 return
+            self._no_space = self._no_space or _NO_SPACE in self._last + data
+            self._last = data[-len(_NO_SPACE) :]
             await self._pass_on(data, limits.log_bytes, on_log)
             if len(data) < READ_BYTES:
                 with trio.move_on_after(_GATHER_SECS):
@@ -183,10 +204,15 @@ class BuilderGroup:
             with trio.move_on_after(_SAMPLE_EVERY_SECS):
                 await self._exited.wait()
                 return
-            rss = await trio.to_thread.run_sync(session_rss, self.pid)
+            rss = await trio.to_thread.run_sync(self._look)
             if rss > self._peak:
                 self._peak = rss
                 on_peak(rss)
+
+    def _look(self) -> int:
+        """Bytes of memory that it has now."""
+        self._no_space = self._no_space or any(map(is_full, self._writes_to))
+        return session_rss(self.pid)
 
     # -- its end -------------------------------------------------------------------------
 
@@ -224,6 +250,7 @@ class BuilderGroup:
             cpu_secs=usage.ru_utime + usage.ru_stime,
             # Of a builder too short to be sampled; an upper bound, it starts as a copy of us.
             peak_bytes=self._peak or usage.ru_maxrss * _MAXRSS_BYTES,
+            no_space=self._no_space,
         )
 
     def _was_oom(self, code: int) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ import trio
 from msgspec import Struct
 
 from actors.worker.config import ConfigError, WorkerConfig
+from actors.worker.disks import is_full
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext, score_candidates
 from actors.worker.executors.graphs import run_graph_file
 from actors.worker.executors.group import BuilderGroup, Ended, Limits
@@ -53,9 +53,10 @@ from transport import messages as m
 log = logging.getLogger("headrace.worker")
 
 MAX_LOG_BYTES = 64 * 2**20
+LOCK_WAIT_SECS = 3_600.0
+"""For another build of the same outputs."""
 _LOCK_POLL_SECS = 0.1
 _CLEAN_UP_SECS = 1.0
-_LOW_DISK_BYTES = 16 * 2**20
 # Whoever sends these, it is not the builder's own fault.
 _OUTSIDE_SIGNALS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _PASSING_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE,
@@ -141,11 +142,15 @@ class ProcessExecutor:
         more: dict[str, str],
     ) -> Built | Failed:
         """`more` is added to the builder's environment."""
-        while True:
-            begun = await self._in_thread(self._begin, job, spec, relocate, more)
-            if begun is not None:
-                break
-            await trio.sleep(_LOCK_POLL_SECS)
+        begun = None
+        with trio.move_on_after(LOCK_WAIT_SECS):
+            while begun is None:
+                begun = await self._in_thread(self._begin, job, spec, relocate, more)
+                if begun is None:
+                    await trio.sleep(_LOCK_POLL_SECS)
+        if begun is None:
+            outputs = ", ".join(job.outputs.values())
+            return Failed("Transient", f"another build of {outputs} does not end")
         if not isinstance(begun, Running):
             return begun
         ended = None
@@ -215,7 +220,9 @@ class ProcessExecutor:
         group = None
         try:
             env = environment(job, spec, relocate, directory, self._builds) | more
-            group = BuilderGroup([builder, *map(relocate, spec.args)], directory, env)
+            argv = [builder, *map(relocate, spec.args)]
+            disks = (directory, self._store.directory)
+            group = BuilderGroup(argv, directory, env, lock.handles, disks)
         except OSError as error:
             kind: m.FailureKind = "Transient" if error.errno in _PASSING_ERRORS else "Permanent"
             return Failed(kind, f"cannot run the builder {builder}: {error.strerror}")
@@ -253,7 +260,9 @@ class ProcessExecutor:
                     text = f"the builder failed to produce output path {path} ({name})"
                     failure = Failed("Permanent", text)
         if failure is not None and failure.kind == "Permanent":
-            if _is_full(build.directory) or _is_full(self._store.directory):
+            # Room may have come back since.
+            disks = (build.directory, self._store.directory)
+            if ended.no_space or any(map(is_full, disks)):
                 return Failed("Transient", f"no space left on the disk: {failure.error}")
             if build.missing:
                 text = f"{failure.error}; {_named(build.missing)}"
@@ -333,13 +342,6 @@ def _mb(size: int) -> int:
 def _named(missing: Sequence[str]) -> str:
     rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return f"not in the store: {missing[0]}{rest}"
-
-
-def _is_full(directory: Path) -> bool:
-    try:
-        return shutil.disk_usage(directory).free < _LOW_DISK_BYTES
-    except OSError:
-        return False
 
 
 def _remove_quietly(directory: Path) -> None:

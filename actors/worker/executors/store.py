@@ -2,7 +2,8 @@
 
 An output is valid once its registration, a small file written last, exists; until then
 whatever stands at its path is a leftover. While a worker builds an output it holds a lock
-file, which the system lets go of when the worker dies.
+file, and so do its builders: the system lets go of it when all of them are dead, since the
+builders of a worker that was killed go on and write.
 
     <store>/<name>                      files of a store path
     <store>/.headrace/valid/<name>      registration: {"nar_size": bytes}
@@ -96,6 +97,11 @@ class StoreLock:
 
     def __init__(self) -> None:
         self._held: list[tuple[int, Path]] = []
+
+    @property
+    def handles(self) -> list[int]:
+        """Whoever inherits these holds the lock too, until its end or `release`."""
+        return [handle for handle, _ in self._held]
 
     def add(self, file: Path) -> bool:
         while True:
