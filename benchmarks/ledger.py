@@ -110,7 +110,7 @@ def measure(folder: Path, finished: int) -> dict[str, Any]:
         claim = OpenClaim(ClaimRecord(key, name, "w", "c", "bench", now))
         claims.append(timed(lambda claim=claim: ledger.apply([claim], 0.0, 5.0)))
         ends = [
-            CloseClaim(key, now, "Completed"),
+            CloseClaim(name, key, now, "Completed"),
             SetJob(name, "Completed", now, 1, 0, ready_at=now),
             AddMetric(key, "old7", "x86_64-linux", now, 1, 1, 1, 1, False, 1.0, 1.0),
         ]

@@ -66,7 +66,7 @@ FROM dispatched_job WHERE cluster_attempt = ? ORDER BY job, id"""
 _CHANGED = "c.changed_by IN (SELECT seq FROM server WHERE id <> ?) AND c.changed_at >= ?"
 
 COMPANION = """
-j.status = 'Aborted' AND 'Completed' = (
+j.status = 'Aborted' AND j.ended_at IS NOT NULL AND 'Completed' = (
     SELECT c.status FROM cluster_member m JOIN cluster_job c ON c.id = m.cluster
     WHERE m.job = j.id ORDER BY c.created_at DESC, c.id DESC LIMIT 1)"""
 """Condition on a job `j`: it was stopped because its cluster had completed without it."""

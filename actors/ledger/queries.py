@@ -39,14 +39,16 @@ _PAGE = """
 SELECT j.id, j.kind, j.status, j.name, c.worker, c.id, j.attempts, j.error, j.drv_path,
     (SELECT m.cluster FROM cluster_member m JOIN cluster_job k ON k.id = m.cluster
         WHERE m.job = j.id ORDER BY k.created_at DESC, k.id DESC LIMIT 1)
-FROM job j LEFT JOIN dispatched_job c ON c.id = (
-    SELECT d.id FROM dispatched_job d WHERE d.job = j.id
-    ORDER BY d.claimed_at DESC, d.id DESC LIMIT 1)
+FROM job j LEFT JOIN dispatched_job c ON c.seq = (
+    SELECT d.seq FROM dispatched_job d WHERE d.job = j.id
+    ORDER BY d.claimed_at DESC, d.seq DESC LIMIT 1)
 """
 
 _COUNTS = """
 SELECT status, sum(n) FROM (
-    SELECT status, count(*) AS n FROM job GROUP BY status
+    SELECT status, count(*) AS n FROM job WHERE ended_at IS NOT NULL GROUP BY status
+    UNION ALL
+    SELECT status, count(*) FROM job WHERE ended_at IS NULL GROUP BY status
     UNION ALL
     SELECT j.status, -count(*) FROM submission s
     JOIN requester r ON r.submission = s.seq
@@ -75,6 +77,9 @@ _FOREIGN = """
 SELECT j.seq FROM job j
 WHERE j.changed_by IN (SELECT seq FROM server WHERE id <> ?) AND j.changed_at >= ?
 UNION
+SELECT j.seq FROM dispatched_job d JOIN job j ON j.id = d.job
+WHERE d.closed_at IS NULL AND d.server <> ? AND d.claimed_at >= ?
+UNION
 SELECT j.seq FROM submission s
 JOIN requester r ON r.submission = s.seq JOIN job j ON j.seq = r.job AND j.submission = s.seq
 WHERE s.server IN (SELECT seq FROM server WHERE id <> ?) AND s.accepted_at >= ?
@@ -83,7 +88,7 @@ WHERE s.server IN (SELECT seq FROM server WHERE id <> ?) AND s.accepted_at >= ?
 _CLAIMS = """
 SELECT id, job, worker, session, server, claimed_at - ?, cluster_attempt, closed_at - ?, outcome,
     error, score
-FROM dispatched_job WHERE job = ? ORDER BY claimed_at, id
+FROM dispatched_job WHERE job = ? ORDER BY claimed_at, seq
 """
 
 _METRIC_COLUMNS = """
@@ -105,13 +110,12 @@ _EVALUATIONS = f"""
 FROM build_metric WHERE system = '' AND at >= ? ORDER BY at DESC, assignment DESC LIMIT ?
 """
 
-# Assignment ids ascend with time, so that this reads the end of an index.
 _WAITS = """
 SELECT d.claimed_at - ?, d.claimed_at - j.ready_at, d.score
-FROM (SELECT id, job, claimed_at, score FROM dispatched_job ORDER BY id DESC LIMIT ?) d
+FROM (SELECT seq, job, claimed_at, score FROM dispatched_job ORDER BY seq DESC LIMIT ?) d
 JOIN job j ON j.id = d.job
 WHERE d.claimed_at >= ? AND j.kind = 'build' AND j.ready_at IS NOT NULL
-ORDER BY d.claimed_at, d.id
+ORDER BY d.claimed_at, d.seq
 """
 
 _TARGETS = """
@@ -156,15 +160,17 @@ class Reads:
         # An index serves each of the forms; one statement for all of them could use none.
         conditions = [VISIBLE]
         arguments: list[Any] = []
+        order = " ORDER BY j.id LIMIT ?"
         if status is not None:
             conditions.append("j.status = ?")
             arguments.append(status)
+            has_ended = status in TERMINAL
+            conditions.append("j.ended_at IS NOT NULL" if has_ended else "j.ended_at IS NULL")
+            if has_ended:
+                order = " ORDER BY j.status, j.id LIMIT ?"
         if after is not None:
             conditions.append("j.id > ?")
             arguments.append(after)
-        order = (
-            " ORDER BY j.status, j.id LIMIT ?" if status is not None else " ORDER BY j.id LIMIT ?"
-        )
         sql = _PAGE + " WHERE " + " AND ".join(conditions) + order
         with self.snapshot() as db:
             return [JobInfo(*row) for row in db.execute(sql, (*arguments, limit))]
@@ -334,7 +340,7 @@ class Reads:
         committed: ask from a few seconds before the last time.
         """
         with self.snapshot() as db:
-            seqs = [row[0] for row in db.execute(_FOREIGN, (self.server, since_wall) * 2)]
+            seqs = [row[0] for row in db.execute(_FOREIGN, (self.server, since_wall) * 3)]
             changed = records(db, seqs, wall_offset)
             inputs = known(db, inputs_of(db, seqs).numbers)
             return ForeignChanges(

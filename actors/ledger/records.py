@@ -180,6 +180,7 @@ class SetCluster(Struct, frozen=True):
 class CloseClaim(Struct, frozen=True):
     """Closes an open row; a row that is closed already keeps its outcome."""
 
+    job_id: str
     assignment_id: str
     closed_at: float
     outcome: Outcome

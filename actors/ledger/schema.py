@@ -278,7 +278,41 @@ _V6 = (
         WHERE cluster_attempt IS NOT NULL""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
+_V7 = (
+    # A claim writes four pages instead of nine: nothing of it is kept in order of its id, and it
+    # changes no index of `job`. A claim is closed by its job, through the index of open claims.
+    "ALTER TABLE dispatched_job RENAME TO dispatched_job_v6",
+    """CREATE TABLE dispatched_job (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL,
+        job TEXT NOT NULL REFERENCES job (id),
+        worker TEXT NOT NULL,
+        session TEXT NOT NULL,
+        server TEXT NOT NULL REFERENCES server (id),
+        claimed_at REAL NOT NULL,
+        closed_at REAL,
+        outcome TEXT,
+        error TEXT,
+        score BLOB,
+        cluster_attempt TEXT REFERENCES cluster_attempt (id)
+    )""",
+    """INSERT INTO dispatched_job (id, job, worker, session, server, claimed_at, closed_at, outcome,
+            error, score, cluster_attempt)
+        SELECT id, job, worker, session, server, claimed_at, closed_at, outcome, error, score,
+            cluster_attempt
+        FROM dispatched_job_v6 ORDER BY claimed_at, id""",
+    "DROP TABLE dispatched_job_v6",
+    "CREATE UNIQUE INDEX dispatched_job_open ON dispatched_job (job) WHERE closed_at IS NULL",
+    "CREATE INDEX dispatched_job_history ON dispatched_job (job, claimed_at)",
+    """CREATE INDEX dispatched_job_attempt ON dispatched_job (cluster_attempt)
+        WHERE cluster_attempt IS NOT NULL""",
+    "DROP INDEX job_status",
+    # What has not ended: read by a starting server. Each status of it changes often.
+    "CREATE INDEX job_open ON job (id) WHERE ended_at IS NULL",
+    "CREATE INDEX job_ended ON job (status, id) WHERE ended_at IS NOT NULL",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 
 
 def version_of(db: sqlite3.Connection) -> int:

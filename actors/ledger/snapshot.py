@@ -14,27 +14,28 @@ from .records import TERMINAL, ClaimRecord, JobRecord, Known, Snapshot
 from .rows import JOB_COLUMNS, VISIBLE, Inputs, job_record, known
 from .writes import Stamp
 
-_OPEN_STATUSES = ("Created", "Queued", "Building", "Evaluating")
 _ENDED_CLUSTERS = 100
-_IS_OPEN = f"j.status IN {_OPEN_STATUSES} AND {VISIBLE}"
+_IS_OPEN = f"j.ended_at IS NULL AND {VISIBLE}"
 
 # An evaluation that is `Building` finished its claim and waits for its builds, a member of an
 # open attempt may have reported and wait for the others; any other job in these states has an
 # open claim, or its server died between closing it and saying what became of the job.
 _ORPHANS = """
 SELECT j.seq FROM job j
-WHERE (j.status = 'Evaluating' OR j.status = 'Building' AND j.kind = 'build')
+WHERE j.ended_at IS NULL
+AND (j.status = 'Evaluating' OR j.status = 'Building' AND j.kind = 'build')
 AND NOT EXISTS (SELECT 1 FROM dispatched_job c WHERE c.job = j.id AND c.closed_at IS NULL)
 AND NOT EXISTS (
     SELECT 1 FROM cluster_member m JOIN cluster_attempt a ON a.cluster = m.cluster
     WHERE m.job = j.id AND a.finished_at IS NULL)
 """
 
+# Without the plus signs SQLite begins with what was ever requested, not with what is open.
 _FAILED_CHILDREN = f"""
 SELECT e.id, count(DISTINCT j.seq) FROM job e
-JOIN submission s ON s.requester = e.id AND s.state = 'accepted'
-JOIN requester r ON r.submission = s.seq JOIN job j ON j.seq = r.job
-WHERE e.kind = 'eval' AND e.status IN {_OPEN_STATUSES}
+JOIN submission s ON s.requester = +e.id AND s.state = 'accepted'
+JOIN requester r ON r.submission = +s.seq JOIN job j ON j.seq = +r.job
+WHERE e.kind = 'eval' AND e.ended_at IS NULL
 AND j.status IN {tuple(sorted(TERMINAL - {"Completed"}))}
 GROUP BY e.id
 """
@@ -100,7 +101,7 @@ def read_snapshot(db: sqlite3.Connection, offset: float) -> Snapshot:
 def _open_claims(db: sqlite3.Connection, offset: float) -> tuple[ClaimRecord, ...]:
     rows = db.execute(
         "SELECT id, job, worker, session, server, claimed_at - ?, cluster_attempt"
-        " FROM dispatched_job WHERE closed_at IS NULL ORDER BY claimed_at, id",
+        " FROM dispatched_job WHERE closed_at IS NULL ORDER BY claimed_at, seq",
         (offset,),
     )
     return tuple([ClaimRecord(*row) for row in rows])
@@ -109,12 +110,9 @@ def _open_claims(db: sqlite3.Connection, offset: float) -> tuple[ClaimRecord, ..
 def _requesters(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
     requesters: dict[str, set[str]] = {}
     rows = db.execute(
-        "SELECT j.id, s.requester FROM job j JOIN requester r ON r.job = j.seq"
-        f" JOIN submission s ON s.seq = r.submission WHERE {_IS_OPEN} AND s.state = 'accepted'"
+        "SELECT j.id, s.requester FROM job j JOIN requester r ON r.job = +j.seq"
+        f" JOIN submission s ON s.seq = +r.submission WHERE {_IS_OPEN} AND s.state = 'accepted'"
     )
     for job_id, requester in rows:
         requesters.setdefault(job_id, set()).add(requester)
     return {job_id: tuple(sorted(names)) for job_id, names in requesters.items()}
-
-
-assert TERMINAL.isdisjoint(_OPEN_STATUSES)

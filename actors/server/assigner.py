@@ -28,7 +28,7 @@ from actors.server.history import Key, Profile
 from actors.server.memory import MARGIN, Load, Reservation, load_of
 from actors.server.model import PoolEntry, WorkerView
 from actors.server.pool import Pool
-from actors.server.scoring import Averages, Faults, NoWinner, Policy, decide, find_held
+from actors.server.scoring import Averages, Decider, Faults, NoWinner, Policy, find_held
 from actors.server.scoring.columns import READ_SHARE_MBPS, seconds_per_byte
 from actors.server.sessions import Session
 from transport import messages as m
@@ -61,7 +61,7 @@ class Assigner:
         self.pool = Pool()
         self.policy = policy
         self._holds_memory = policy.holds_memory
-        self._faults = faults or Faults()
+        self._decider = Decider(policy, self.pool, faults or Faults())
         self._reserved: dict[str, Reservation] = {}
         """By worker."""
         self.claims: dict[str, Claim] = {}
@@ -179,7 +179,9 @@ class Assigner:
     def detach(self, session: Session, now: float, *, wait: bool) -> list[Claim]:
         """A session ends. With `wait` its claims wait for the worker for `reconnect_grace`,
         else they are released and returned."""
-        self.pool.remove_worker(self._slots.pop(session.id))
+        slot = self._slots.pop(session.id)
+        self.pool.remove_worker(slot)
+        self._decider.forget(slot)
         del self._views[session.id]
         self._clear_idle(session.worker)
         for kind in KIND_CODES:
@@ -284,10 +286,9 @@ class Assigner:
         exclude = self._declined_by(worker, now) if self._declines else ()
         slot, averages = self._slots[session], self.instance.averages(self.pool, now)
         load = self._load(worker, slot, averages, now)
-        decision = decide(
-            self.policy, self.pool, slot, kind, now, averages, exclude,
-            load=load, rejected=KEPT_REJECTED, faults=self._faults,
-        )  # fmt: skip
+        decision = self._decider.decide(
+            slot, kind, now, averages, exclude, load=load, rejected=KEPT_REJECTED
+        )
         if isinstance(decision, NoWinner):
             self._unanswered[worker, kind] = now, decision
             return None

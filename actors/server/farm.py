@@ -533,7 +533,7 @@ class Farm:
     def _changed(self, session: Session, now: float) -> None:
         self.assigner.changed(session)
         self._present(session)
-        if session.view().draining:
+        if session.is_draining:
             self._route(self.coordinator.left(session, "drains", now), now)
         self.coordinator.kick()
 
@@ -683,7 +683,7 @@ class Farm:
         session = self.sessions.by_id.get(claim.session or "")
         if claim.abort_reason is not None:
             self._route(self.reports.unconfirmed(claim, now), now)
-        elif session is None or session.view().draining or not self._may_run(session, claim):
+        elif session is None or session.is_draining or not self._may_run(session, claim):
             self._route(self.reports.undeliverable(claim, now), now)
         else:
             assert claim.entry is not None

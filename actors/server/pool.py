@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from actors.server.block import ELIGIBLE, KIND_CODES, MEMBER, PRESENT, REPORTED, Block
+from actors.server.changes import Changes
 from actors.server.classes import ClassTable
 from actors.server.history import EVALUATION_SYSTEM, History, Key, Profile
 from actors.server.model import JobClass, PoolEntry, WorkerView, eligible
@@ -78,6 +79,10 @@ class Pool:
         self._free_slots: list[int] = []
         self._classes = ClassTable(slots)
         self._has_present: list[bool] = []
+        self.changes = Changes()
+        """Rows that mean another job than before, or another state of it, to every worker."""
+        self._reports: list[Changes] = []
+        self.tick_count = 0
         self.history = History(self._profile_changed)
         self._clock = 0.0
         self.profiles: dict[Kind, ProfileTable] = {
@@ -132,10 +137,12 @@ class Pool:
         )
         workers = len(self._views)
         block.state[:workers, at] = self._classes.of_class(class_id, workers)
+        self.changes.add(row)
         if relabelled:
             for job_id, other in self._rows.items():
                 block, at = self._locate(other)
                 block.set_rank(at, self._ranks[job_id])
+            self.changes.clear()
         return True
 
     def leave(self, job_id: str) -> PoolEntry | None:
@@ -148,6 +155,7 @@ class Pool:
         self._ranks.drop(job_id)
         block, at = self._locate(row)
         block.clear(at)
+        self.changes.add(row)
         self._classes.release(int(block.class_id[at]))
         profiles = self.profiles[entry.cls.kind]
         profiles.release(int(block.profile[at]), key_of(entry), job_id)
@@ -166,12 +174,14 @@ class Pool:
         self._entries[row] = replace(entry, prioritized=prioritized)
         block, at = self._locate(row)
         block.set_prioritized(at, prioritized)
+        self.changes.add(row)
 
     def tick(self, now: float | None = None) -> None:
         """The 5 s timer went off; history that is too old is dropped."""
         if now is not None:
             self._clock = now
             self.history.expire(now)
+        self.tick_count += 1
         for block, rows in self.blocks():
             ticks = block.ticks[:rows]
             np.add(ticks, 1, out=ticks, where=ticks < 255)
@@ -189,6 +199,7 @@ class Pool:
                 self._grow_slots()
             self._views.append(view)
             self._has_present.append(False)
+            self._reports.append(Changes())
         self._has_present[slot] = False
         self.download_mbps.replace(None, view.download_speed_mbps)
         self.upload_mbps.replace(None, view.upload_speed_mbps)
@@ -216,6 +227,7 @@ class Pool:
         self.download_mbps.replace(old.download_speed_mbps, None)
         self.upload_mbps.replace(old.upload_speed_mbps, None)
         self._classes.judge(slot, None)
+        self._reports[slot].clear()
         for block, rows in self.blocks():
             block.state[slot, :rows] = 0
         heapq.heappush(self._free_slots, slot)
@@ -236,6 +248,10 @@ class Pool:
             self._score_each(slot, scores) if len(scores) < 50 else self._score_page(slot, scores)
         )
 
+    def reports(self, slot: int) -> Changes:
+        """Rows whose state changed for this worker alone."""
+        return self._reports[slot]
+
     def has_present(self, slot: int) -> bool:
         """Whether the worker ever reported a job whose outputs it has."""
         return self._has_present[slot]
@@ -252,6 +268,7 @@ class Pool:
                 block.missing_count[slot, at] = score.missing_count
                 present = PRESENT if score.outputs_present else 0
                 block.state[slot, at] = ELIGIBLE | REPORTED | present
+                self._reports[slot].add(row)
                 taken += 1
         return taken
 
@@ -262,6 +279,7 @@ class Pool:
         present = np.array([score.outputs_present for score in scores], np.uint8)
         states = (ELIGIBLE | REPORTED) | (present * np.uint8(PRESENT))
         taken = 0
+        self._reports[slot].clear()
         for number in np.unique(rows // self._block_rows):
             if number < 0:  # unknown jobs
                 continue
@@ -316,6 +334,15 @@ class Pool:
                 return
             yield block, rows
 
+    @property
+    def block_rows(self) -> int:
+        """Row r of the pool is row r % `block_rows` of block r // `block_rows`."""
+        return self._block_rows
+
+    def block(self, number: int) -> Block | None:
+        """None if there are not so many any more."""
+        return self._blocks[number] if number < len(self._blocks) else None
+
     def locate(self, job_id: str) -> tuple[Block, int] | None:
         """The block and row in it of a pending job."""
         row = self._rows.get(job_id)
@@ -325,9 +352,9 @@ class Pool:
         """A figure of each class, by class id."""
         return self._classes.figures(figure)
 
-    def entry_at(self, number: int, row: int) -> PoolEntry:
-        """The job in a row of block `number`, as `blocks()` counts."""
-        entry = self._entries[number * self._block_rows + row]
+    def entry_at(self, row: int) -> PoolEntry:
+        """The job in a row of the pool."""
+        entry = self._entries[row]
         assert entry is not None
         return entry
 
@@ -389,6 +416,7 @@ class Pool:
         source.clear(source_at)
         self._entries[row] = entry
         self._rows[entry.job_id] = row
+        self.changes.move(last, row)
         self._free_row(last)
 
     # -- workers' slots --------------------------------------------------------------------
@@ -398,6 +426,7 @@ class Pool:
 
     def _judge(self, slot: int, view: WorkerView) -> None:
         """Decides anew which jobs are candidates of the worker."""
+        self._reports[slot].clear()
         self._classes.judge(slot, view)
         table = self._classes.of_worker(slot)
         for block, rows in self.blocks():

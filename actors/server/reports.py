@@ -261,7 +261,7 @@ class Reports:
 
     def _close(self, claim: Claim, outcome: Outcome, error: str | None, now: float) -> list[Effect]:
         assert self._assigner.claims.get(claim.job_id) is not claim, "released first"
-        closed = CloseClaim(claim.assignment_id, now, outcome, error)
+        closed = CloseClaim(claim.job_id, claim.assignment_id, now, outcome, error)
         return [Record(closed), Released(claim.worker)]
 
     def _learn(

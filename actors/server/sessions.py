@@ -47,6 +47,11 @@ class Session:
     user_id: str | None = None
     """The CURVE public key of the connection."""
 
+    @property
+    def is_draining(self) -> bool:
+        """It gets no new jobs, for its own sake or because it is cordoned."""
+        return self.draining or self.cordon is not None
+
     def view(self) -> WorkerView:
         """The worker as eligibility and scoring see it."""
         told = self.announced
@@ -60,7 +65,7 @@ class Session:
             architectures=frozenset(told.architectures) if told else frozenset(),
             features=frozenset(told.system_features) if told else frozenset(),
             projects=self.projects,
-            draining=self.draining or self.cordon is not None,
+            draining=self.is_draining,
             max_builds=told.max_concurrent_builds if told else 0,
             has_metrics=self.metrics is not None,
             cpu_count=told.cpu_count if told else None,

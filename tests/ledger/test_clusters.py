@@ -82,7 +82,9 @@ def test_a_cluster_has_one_open_attempt(waiting):
     assert waiting.apply([opening("a", "b")], 0.0, 1.0) == [True]
     queued(waiting, "a", "b")  # whatever the jobs say
     again = opening("a", "b", attempt="r2", first=5)
-    waiting.apply([CloseClaim("a1", 6.0, "Aborted"), CloseClaim("a2", 6.0, "Aborted")], 0.0, 1.0)
+    waiting.apply(
+        [CloseClaim("a", "a1", 6.0, "Aborted"), CloseClaim("b", "a2", 6.0, "Aborted")], 0.0, 1.0
+    )
     assert waiting.apply([again], 0.0, 1.0) == [False]
     assert waiting.apply([CloseAttempt("r1", 7.0, "PrepareFailed"), again], 0.0, 1.0) == [True] * 2
 
@@ -106,7 +108,7 @@ def test_a_closed_attempt_does_not_start(waiting):
 
 def test_a_member_that_reported_is_no_orphan_while_its_attempt_is_open(waiting):
     waiting.apply([opening("a", "b"), StartAttempt("r1", "k", 6.0)], 0.0, 1.0)
-    waiting.apply([CloseClaim("a1", 7.0, "Completed")], 0.0, 1.0)
+    waiting.apply([CloseClaim("a", "a1", 7.0, "Completed")], 0.0, 1.0)
     snapshot = waiting.load(0.0)
     assert {job.job_id: job.status for job in snapshot.jobs} == {"a": "Building", "b": "Building"}
     [reported] = snapshot.attempts[0].reported

@@ -28,7 +28,7 @@ def fill(folder: Path, finished: int) -> SqliteLedger:
             writes += [
                 SetJob(name, "Queued", 1.0, 0, 0, ready_at=1.0),
                 OpenClaim(claim(n, name)),
-                CloseClaim(f"a{n}", 3.0, "Completed"),
+                CloseClaim(name, f"a{n}", 3.0, "Completed"),
                 SetJob(name, "Completed", 3.0, 1, 0, ready_at=1.0),
                 AddMetric(f"a{n}", f"p{n % 500}", "x86_64-linux", 3.0, 1, 1, 1, 1, False, 1.0, 1.0),
             ]
@@ -42,7 +42,7 @@ def a_whole_cycle(ledger: SqliteLedger) -> None:
     assert ledger.apply([OpenClaim(claim(10**6, "new"))], 0.0, 1.0) == [True]
     ledger.apply(
         [
-            CloseClaim(f"a{10**6}", 5.0, "Completed"),
+            CloseClaim("new", f"a{10**6}", 5.0, "Completed"),
             SetJob("new", "Completed", 5.0, 1, 0, ready_at=4.0),
             AddMetric(f"a{10**6}", "p1", "x86_64-linux", 5.0, 1, 1, 1, 1, False, 1.0, 1.0),
             SetJob("next", "Queued", 5.0, 0, 0, ready_at=5.0),

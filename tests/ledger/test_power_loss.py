@@ -69,7 +69,10 @@ def work(ledger: SqliteLedger, random: Random, past: Past) -> None:
             rows = [SetJob(name, "Queued", 1.0, 0, 0, ready_at=1.0), OpenClaim(own)]
             assert ledger.apply(rows, 0.0, 1.0) == [True, True]
             past.changed(ledger)
-            ends = [CloseClaim(f"a{name}", 2.0, "Completed"), SetJob(name, "Completed", 2.0, 1, 0)]
+            ends = [
+                CloseClaim(name, f"a{name}", 2.0, "Completed"),
+                SetJob(name, "Completed", 2.0, 1, 0),
+            ]
             assert ledger.apply(ends, 0.0, 1.0) == [True, True]
         past.changed(ledger)
         if random.random() < 0.3:

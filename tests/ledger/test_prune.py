@@ -56,8 +56,9 @@ def end(ledger: SqliteLedger, job_id: str, at: float, status: Status = "Complete
     claim = ClaimRecord(f"a-{job_id}", job_id, "w", "session", "s1", at)
     metric = AddMetric(f"a-{job_id}", "p", "x", at, 1, None, None, None, False, 1.0, None)
     ledger.apply(
-        [SetJob(job_id, "Queued", at, 0, 0, at), OpenClaim(claim), CloseClaim(f"a-{job_id}", at,
-         "Completed"), SetJob(job_id, status, at, 1, 0, at), metric,
+        [SetJob(job_id, "Queued", at, 0, 0, at), OpenClaim(claim),
+         CloseClaim(job_id, f"a-{job_id}", at, "Completed"), SetJob(job_id, status, at, 1, 0, at),
+         metric,
          SetSizes(((f"/nix/store/{job_id}", 5, None),)), AddMessages(job_id, ("w",), ())],
         OFFSET, 1.0,
     )  # fmt: skip

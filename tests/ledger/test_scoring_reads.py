@@ -129,7 +129,7 @@ def test_a_start_reads_the_newest_prefetches(ledger: SqliteLedger) -> None:
 def test_a_job_is_read_with_all_its_claims(ledger: SqliteLedger) -> None:
     ledger.admit(Admission("s", (build("j1"),)), OFFSET)
     assign(ledger, "j1", 0.0, 1.0, b"\xa0")
-    ledger.apply([CloseClaim("a-j1", 2.0, "Failed", "exit 1")], OFFSET, 1.0)
+    ledger.apply([CloseClaim("j1", "a-j1", 2.0, "Failed", "exit 1")], OFFSET, 1.0)
     info, claims = ledger.decision_of("j1")
     assert info is not None
     assert (info.name, info.worker) == ("j1", "w")

@@ -89,7 +89,9 @@ def test_a_claim_is_won_once_and_only_of_what_can_start(ledger):
 def test_a_closed_row_keeps_its_outcome(ledger):
     queued(ledger, "a")
     ledger.apply([OpenClaim(claim(1, "a"))], 0.0, 1.0)
-    closes = [CloseClaim("a1", 9.0, "Completed"), CloseClaim("a1", 10.0, "Abandoned", "late")]
+    closes = [
+        CloseClaim("a", "a1", 9.0, "Completed"), CloseClaim("a", "a1", 10.0, "Abandoned", "late")
+    ]  # fmt: skip
     assert ledger.apply(closes, 0.0, 1.0) == [True, False]
     [past] = ledger.claims_of("a", 0.0)
     assert (past.outcome, past.closed_at, past.error) == ("Completed", 9.0, None)
@@ -100,7 +102,7 @@ def test_writes_happen_in_order_within_a_batch(ledger):
     results = ledger.apply(
         [
             OpenClaim(claim(1, "a")),
-            CloseClaim("a1", 6.0, "Declined"),
+            CloseClaim("a", "a1", 6.0, "Declined"),
             SetJob("a", "Queued", 6.0, 0, 0, ready_at=1.0),
             OpenClaim(claim(2, "a")),
         ],

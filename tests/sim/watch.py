@@ -123,7 +123,11 @@ class Watch:
                     self.status[claim.job_id] = "Claimed"
                     self.tell(claim.job_id, f"claimed {claim.assignment_id} by {claim.worker}")
                 case CloseClaim() if result:
-                    job = self._job_of(write.assignment_id)
+                    job = write.job_id
+                    self.demand(
+                        self.open[job].assignment_id == write.assignment_id,
+                        "closed another claim", job,
+                    )  # fmt: skip
                     del self.open[job]
                     self.closed_in[write.assignment_id] = batch.number
                     self.tell(job, f"closed {write.assignment_id} {write.outcome}")
@@ -153,17 +157,12 @@ class Watch:
             if isinstance(write, OpenAttempt):
                 yield from ((claim, result) for claim in write.claims)
 
-    def _job_of(self, assignment_id: str) -> str:
-        return next(j for j, c in self.open.items() if c.assignment_id == assignment_id)
-
     def _jobs_of(self, write: Any) -> list[str]:
         match write:
             case OpenClaim():
                 return [write.claim.job_id]
-            case SetJob():
+            case SetJob() | CloseClaim():
                 return [write.job_id]
-            case CloseClaim():
-                return [j for j, c in self.open.items() if c.assignment_id == write.assignment_id]
         return []
 
     # -- power loss --------------------------------------------------------------------------------

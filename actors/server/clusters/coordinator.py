@@ -519,7 +519,7 @@ class Coordinator:
 
     def _close(self, claim: Claim, outcome: Outcome, why: str, now: float) -> list[Effect]:
         self._assigner.release(claim)
-        closed = CloseClaim(claim.assignment_id, now, outcome, why)
+        closed = CloseClaim(claim.job_id, claim.assignment_id, now, outcome, why)
         return [Record(closed), Released(claim.worker)]
 
     def _may_sit(self, claim: Claim) -> bool:

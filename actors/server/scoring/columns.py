@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from actors.server.block import PRESENT, REPORTED, Block
 from actors.server.memory import MARGIN, Load
-from actors.server.model import WorkerView
-from actors.server.profiles import ProfileTable, core_factor
+from actors.server.pool import Pool
+from actors.server.profiles import core_factor
 from transport.messages import Kind
 
 T = TypeVar("T")
@@ -91,28 +91,41 @@ class Situation:
         self,
         kind: Kind,
         slot: int,
-        worker: WorkerView,
+        pool: Pool,
         now: float,
         averages: Averages,
         load: Load,
-        profiles: ProfileTable,
-        *,
-        may_have_outputs: bool = True,
-        reserved_rank: int = 0,
-        project_shares: Floats | None = None,
     ) -> None:
         self.kind = kind
         self.slot = slot
-        self.worker = worker
+        self.worker = pool.worker(slot)
         self.now = now
         self.averages = averages
         self.load = load
-        self.profiles = profiles
-        self.may_have_outputs = may_have_outputs
+        self.profiles = pool.profiles[kind]
+        self._pool = pool
+
+    @lazy
+    def may_have_outputs(self) -> bool:
         """Whether any cell of the worker may say that it has a job's outputs."""
-        self.reserved_rank = reserved_rank
-        self.project_shares = project_shares
-        """By class id: the share of the running work that the class's project holds."""
+        return self._pool.has_present(self.slot)
+
+    @lazy
+    def reserved_rank(self) -> int:
+        """Of the held build whose memory is kept free; 0 without one."""
+        reserved = self.load.reserved
+        located = None if reserved is None else self._pool.locate(reserved.job_id)
+        return 0 if located is None else int(located[0].rank[located[1]])
+
+    @lazy
+    def project_shares(self) -> Floats | None:
+        """By class id: the share of the running work that the class's project holds; None when
+        nothing runs."""
+        claims = self.averages.project_claims
+        total = sum(claims.values())
+        if not total:
+            return None
+        return self._pool.by_class(lambda cls: claims.get(cls.project, 0) / total)
 
     @lazy
     def download_secs_per_byte(self) -> float:
@@ -263,6 +276,11 @@ class Columns:
         """The block whose rows these are; for its figures over all of them."""
         return self._block
 
+    @property
+    def oldest_ready_at(self) -> float:
+        """No job of the columns, and maybe of the rest of the block, could start earlier."""
+        return self._block.oldest_ready_at
+
     @lazy
     def waited(self) -> Floats:
         """Whole seconds since the job could start, never negative."""
@@ -370,3 +388,25 @@ class Columns:
     def _reported_or(self, column: Floats, mean: float | None) -> Floats:
         values = column[self._rows]
         return values if self.all_reported else np.where(self.reported, values, mean or 0.0)
+
+
+class KeptColumns(Columns):
+    """Columns of jobs that are kept apart from the pool: what has to do with time, no more."""
+
+    def __init__(self, ready_at: Floats, request: Situation) -> None:
+        self._ready_at = ready_at
+        self.request = request
+        self.kind = request.kind
+        self.worker = request.worker
+        self.now = request.now
+        self.averages = request.averages
+
+    @property
+    def oldest_ready_at(self) -> float:
+        return float(self._ready_at.min())
+
+    @lazy
+    def waited(self) -> Floats:
+        """As of all columns; those that are gone are ready at inf."""
+        waited: Floats = np.floor(self.now - self._ready_at)
+        return np.maximum(waited, 0.0, out=waited)

@@ -32,6 +32,12 @@ class ReserveFetchWorkers(NeverVetoes):
     def best(self, extremes: Extremes) -> float:  # noqa: ARG002 - the rule's form
         return 0.0
 
+    def key(self, request: Situation) -> object:
+        if request.kind == "build":
+            return None
+        averages = request.averages
+        return request.worker.can_fetch, averages.fetch_workers, averages.idle_fetch_workers
+
 
 class TransferLimit(NeverVetoes):
     name = "transfer-limit"
@@ -55,6 +61,14 @@ class TransferLimit(NeverVetoes):
 
     def best(self, extremes: Extremes) -> float:  # noqa: ARG002 - the rule's form
         return 0.0
+
+    def key(self, request: Situation) -> object:
+        averages = request.averages
+        return (
+            averages.missing_nar_size if averages.downloads >= DOWNLOAD_SLOTS else None,
+            averages.downloads >= DOWNLOAD_SLOTS,
+            averages.uploads >= UPLOAD_SLOTS and request.profiles.version,
+        )
 
 
 class ResourceSaturation:
@@ -88,6 +102,14 @@ class ResourceSaturation:
         busy = _busy(request)
         return busy if isinstance(busy, float) else float(busy.max())
 
+    def key(self, request: Situation) -> object:
+        if request.kind == "eval" or not request.worker.has_metrics:
+            return None
+        busy = _busy(request)
+        if not isinstance(busy, float) or request.unfit is not None:
+            return object()
+        return busy if request.crowds_out is None else object()
+
 
 def _busy(request: Situation) -> Floats | float:
     """By profile: what the worker's own load costs a build."""
@@ -114,3 +136,7 @@ class FairShare(NeverVetoes):
     def best(self, extremes: Extremes) -> float:
         shares = extremes.request.project_shares
         return 0.0 if shares is None else float(shares.min()) * WHOLE_SHARE
+
+    def key(self, request: Situation) -> object:
+        shares = request.project_shares
+        return None if shares is None else shares.tobytes()

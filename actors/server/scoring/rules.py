@@ -6,11 +6,20 @@ stands for the same score for every candidate, None for no veto at all.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
 
-from actors.server.scoring.columns import Bools, Columns, Extremes, Floats, seconds_per_byte
+from actors.server.scoring.columns import (
+    Averages,
+    Bools,
+    Columns,
+    Extremes,
+    Floats,
+    Situation,
+    seconds_per_byte,
+)
 
 MAX_ESTIMATE_SECS = 3600.0
 MAX_WAIT = 4000.0
@@ -36,6 +45,18 @@ class Rule(Protocol):
     A rule may also have `weight`, the range of its scores in words, and
     `best(extremes)`: what no job of each block scores above. If all rules of a policy have it,
     blocks that cannot hold the winner are passed over; without it all are looked at.
+
+    If all have `key(request)` too, a worker's best candidates are kept from one request to the
+    next (see shortlist.py). It is a value that is equal for two requests only if no job that did
+    not change itself gets another score or veto, and no equal one where that is not known. A rule
+    that never vetoes and looks at nothing else that changes but time and the mean wait may
+    instead say that it `varies`, and has, about jobs of which none could start before the oldest,
+
+    - `risen(bound, then, now, oldest_ready_at)`: what no total is above now if none was above
+      `bound` then;
+    - `limit(subtotal, waited, now)`: what it gives to none more than, if the sum of the rules
+      before it is at most `subtotal` for each and the oldest waited so long. Python numbers: this
+      is about one set of jobs, `best` about many.
     """
 
     @property
@@ -50,6 +71,20 @@ class Rule(Protocol):
 
     def veto(self, view: Columns) -> Bools | None:
         """True for each candidate that must not be assigned now."""
+
+
+class Varying(Protocol):
+    """What a rule that `varies` has beside the rest; see `Rule`."""
+
+    varies: bool
+
+    def score(self, view: Columns) -> Floats | float: ...
+
+    def risen(
+        self, bound: float, then: Situation, now: Situation, oldest_ready_at: float
+    ) -> float: ...
+
+    def limit(self, subtotal: float, waited: float, now: Situation) -> float: ...
 
 
 class NeverVetoes:
@@ -79,6 +114,23 @@ class EstimatedTime(NeverVetoes):
             np.copyto(seconds, upload, where=present)
         return _below_limit(seconds)
 
+    def key(self, request: Situation) -> object:
+        has_history = request.profiles.has_history
+        if request.kind == "eval":
+            averages = request.averages
+            known = (averages.evaluation_secs, averages.evaluation_core_score)
+        else:
+            known = (request.averages.build_secs, request.averages.path_secs)
+        return (
+            known,
+            request.profiles.version if has_history else None,
+            request.load.open_builds if has_history or known[0] else 0,
+            request.worker.cpu_core_score,
+            request.worker.ram_free_mb if has_history else None,
+            request.download_secs_per_byte,
+            request.upload_secs_per_byte,
+        )
+
     def best(self, extremes: Extremes) -> float:
         request = extremes.request
         least = float(request.work_secs.min())
@@ -100,11 +152,10 @@ class WaitTime(NeverVetoes):
     name = "wait-time"
     description = "60 for each mean wait of the last hour that the job waited, at most 4000"
     weight = "0 to 4000"
+    varies = True
 
     def score(self, view: Columns) -> Floats | float:
-        average = view.averages.wait_secs
-        if average is None:
-            average = DEFAULT_WAIT_SECS
+        average = _mean_wait(view.averages)
         if average == 0:
             return np.where(view.waited > 0, MAX_WAIT, 0.0)
         score: Floats = view.waited * (60.0 / average)  # dividing each would take 5 times as long
@@ -113,12 +164,32 @@ class WaitTime(NeverVetoes):
         )
 
     def best(self, extremes: Extremes) -> Floats:
-        average = extremes.request.averages.wait_secs
-        if average is None:
-            average = DEFAULT_WAIT_SECS
+        average = _mean_wait(extremes.request.averages)
         if average == 0:
             return np.where(extremes.waited > 0, MAX_WAIT, 0.0)
         return np.minimum(MAX_WAIT, extremes.waited * (60.0 / average))
+
+    def key(self, request: Situation) -> object:  # noqa: ARG002 - the rule's form
+        return None
+
+    def risen(self, bound: float, then: Situation, now: Situation, oldest_ready_at: float) -> float:
+        was, average = _mean_wait(then.averages), _mean_wait(now.averages)
+        if average == 0 or was == 0:
+            return bound + MAX_WAIT
+        # Whole seconds: one may have become full in no time at all.
+        more = (math.floor(now.now - then.now) + 1) * 60.0 / average
+        waited = max(0.0, now.now - oldest_ready_at)
+        return bound + min(MAX_WAIT, more + waited * max(0.0, 60.0 / average - 60.0 / was))
+
+    def limit(self, subtotal: float, waited: float, now: Situation) -> float:  # noqa: ARG002
+        average = _mean_wait(now.averages)
+        if average == 0:
+            return MAX_WAIT if waited > 0 else 0.0
+        return min(MAX_WAIT, waited * (60.0 / average))
+
+
+def _mean_wait(averages: Averages) -> float:
+    return DEFAULT_WAIT_SECS if averages.wait_secs is None else averages.wait_secs
 
 
 class Qos(NeverVetoes):
@@ -138,6 +209,9 @@ class Qos(NeverVetoes):
         best: Floats = PRIORITIZED * extremes.prioritized + INTERACTIVE * extremes.interactive
         return best
 
+    def key(self, request: Situation) -> object:  # noqa: ARG002 - the rule's form
+        return None
+
 
 class RescoreWait:
     name = "rescore-wait"
@@ -155,6 +229,10 @@ class RescoreWait:
     def best(self, extremes: Extremes) -> float:  # noqa: ARG002 - the rule's form
         return 0.0
 
+    def key(self, request: Situation) -> object:  # noqa: ARG002 - the rule's form
+        """Ticks count for jobs that were not reported, and with those nothing is kept over one."""
+        return None
+
 
 class Overdue(NeverVetoes):
     """Comes last: it looks at the sum of all others."""
@@ -162,9 +240,10 @@ class Overdue(NeverVetoes):
     name = "overdue"
     description = "after half an hour lifts a total below 0 by 5 a second, up to 0"
     weight = "up to what lacks to 0"
+    varies = True
 
     def score(self, view: Columns) -> Floats | float:
-        if view.now - view.block.oldest_ready_at <= OVERDUE_AFTER_SECS:
+        if view.now - view.oldest_ready_at <= OVERDUE_AFTER_SECS:
             return 0.0
         lacking = np.negative(view.subtotal)
         if lacking.max() <= 0:
@@ -176,3 +255,19 @@ class Overdue(NeverVetoes):
     def best(self, extremes: Extremes) -> Floats:
         lacking = np.maximum(0.0, -extremes.subtotal)
         return np.where(extremes.waited > OVERDUE_AFTER_SECS, lacking, 0.0)
+
+    def key(self, request: Situation) -> object:  # noqa: ARG002 - the rule's form
+        return None
+
+    def risen(
+        self,
+        bound: float,
+        then: Situation,  # noqa: ARG002 - the rule's form
+        now: Situation,
+        oldest_ready_at: float,
+    ) -> float:
+        is_overdue = now.now - oldest_ready_at > OVERDUE_AFTER_SECS
+        return max(bound, 0.0) if is_overdue else bound
+
+    def limit(self, subtotal: float, waited: float, now: Situation) -> float:  # noqa: ARG002
+        return max(0.0, -subtotal) if waited > OVERDUE_AFTER_SECS else 0.0
