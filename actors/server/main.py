@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import json
 import logging
@@ -39,6 +40,9 @@ STOP_SECS = 20.0
 SETTLE_POLL_SECS = 0.02
 FAREWELL_SECS = 0.1
 REGISTRY_POLL_SECS = 1.0
+COLLECTOR_THRESHOLDS = (20_000, 20, 100)
+"""New objects, and passes of the generation before, between two passes of Python's collector: the
+first takes 1 ms."""
 
 
 class CannotStart(Exception):
@@ -65,12 +69,22 @@ def run_server(config: ServerConfig) -> int:
     try:
         ledger = _open_ledger(config.state_dir / "ledger.sqlite3", server, locks)
         try:
+            _tune_collector()
             with Watchdog() as watchdog:
                 return trio.run(_main, config, policy, server, ledger, locks, watchdog)
         finally:
             ledger.close()
     finally:
         locks.release()
+
+
+def _tune_collector() -> None:
+    """Lets Python look for garbage in cycles less often: 100 000 jobs are a million objects, none
+    in a cycle, and looking at all of them stops the loop for half a second. As Python comes, a
+    quarter of the time of a large submission goes there. What is loaded by now stays for ever."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def check_exposure(config: ServerConfig) -> None:

@@ -45,7 +45,7 @@ class Life:
         self.rng, self.policy, self.alike = rng, policy, alike
         self.now = 1_000_000.0
         self.pool = Pool(block_rows=8, slots=2)
-        self.decider = Decider(policy, self.pool, kept=20)
+        self.decider = Decider(policy, self.pool, kept=20, worth_keeping=0)
         self.instance = Instance()
         self.slots = [self.pool.add_worker(a_worker(n)) for n in range(2)]
         self.known: list[str] = []

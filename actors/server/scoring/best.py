@@ -11,10 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.server.scoring.columns import Floats
+from actors.server.scoring.columns import Bools, Floats
 from actors.server.scoring.scan import Scored
 
 MILLIONTHS = 1e6
+_FEW = 8
+_LAST_RANK = np.iinfo(np.int64).max
 _LOWEST = -np.finfo(np.float64).max
 
 
@@ -45,18 +47,29 @@ def best_of(scored: Scored, source: int, wanted: int) -> Best:
     # What rounds to more than the last of the best is itself among them: there are few. Those
     # that round to the same may be many.
     floor = max(float(rounded(worst)), _LOWEST)
-    near = np.flatnonzero(total >= (floor - 1) / MILLIONTHS)
-    millionths = rounded(total[near])
-    above, equal = near[millionths > floor], near[millionths == floor]
+    millionths = rounded(total)
+    above = (millionths > floor).nonzero()[0]
     ranks = scored.block.rank[scored.rows]
-    missing = wanted - len(above)
-    if len(equal) > missing:
-        equal = equal[np.argpartition(ranks[equal], missing)[:missing]]
-    position = np.concatenate((above, equal))
-    found = Best(
-        rounded(total[position]), ranks[position], np.full(len(position), source), position
-    )
+    position = np.concatenate((above, _lowest(ranks, millionths == floor, wanted - len(above))))
+    found = Best(millionths[position], ranks[position], np.full(len(position), source), position)
     return _sorted(found, wanted)
+
+
+def _lowest(ranks: NDArray[np.int64], among: Bools, wanted: int) -> NDArray[np.intp]:
+    """The places of the `wanted` lowest ranks, or of all if there are less."""
+    count = np.count_nonzero(among)
+    if count <= wanted or wanted > _FEW:
+        places = among.nonzero()[0]
+        if count <= wanted:
+            return places
+        return places[np.argpartition(ranks[places], wanted)[:wanted]]
+    # Each takes 4 us in a block of 8 192, all at once 60 us.
+    left = np.where(among, ranks, _LAST_RANK)
+    lowest = np.zeros(wanted, np.intp)
+    for number in range(wanted):
+        lowest[number] = left.argmin()
+        left[lowest[number]] = _LAST_RANK
+    return lowest
 
 
 def merged(best: Best, more: Best, wanted: int) -> Best:

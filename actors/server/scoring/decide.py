@@ -54,16 +54,25 @@ class NoWinner(Struct, frozen=True):
 class Decider:
     """Decides for all workers of a pool; what it keeps changes no decision.
 
-    `kept`, how many of the best are kept, is for tests."""
+    `kept` is how many of the best of a pass are; 0 = nothing. Where fewer jobs than `worth_keeping`
+    are pending, a pass takes no longer than to look at what changed since."""
 
     def __init__(
-        self, policy: Policy, pool: Pool, faults: Faults = SILENT, *, kept: int = KEPT
+        self,
+        policy: Policy,
+        pool: Pool,
+        faults: Faults = SILENT,
+        *,
+        kept: int = KEPT,
+        worth_keeping: int = 2_000,
     ) -> None:
         self._sought = kept
         self._policy = policy
         self._pool = pool
         self._faults = faults
         self._rules = KeptRules(policy)
+        self._can_keep = self._rules.can_keep and kept > 0
+        self._worth_keeping = worth_keeping
         self._kept: dict[tuple[int, Kind], tuple[Shortlist, int]] = {}
         """By slot and kind, with the number of requests that each served."""
         self._pauses: dict[tuple[int, Kind], int] = {}
@@ -96,7 +105,7 @@ class Decider:
             del self._kept[where]
             if served < _USEFUL:
                 self._pauses[where] = _PATIENCE
-        keeps = self._rules.can_keep and not exclude and self._may_keep(where)
+        keeps = self._can_keep and not exclude and self._may_keep(where)
         return self._pass(scan, where, exclude, 1 + rejected, keeps=keeps)
 
     def forget(self, slot: int) -> None:
@@ -106,6 +115,8 @@ class Decider:
                 del table[where]
 
     def _may_keep(self, where: tuple[int, Kind]) -> bool:
+        if len(self._pool) < self._worth_keeping:
+            return False
         pause = self._pauses.pop(where, 0)
         if pause > 1:
             self._pauses[where] = pause - 1
@@ -161,7 +172,7 @@ def decide(
     faults: Faults = SILENT,
 ) -> Decision | NoWinner:
     """One decision from nothing; see `Decider.decide`."""
-    decider = Decider(policy, pool, faults)
+    decider = Decider(policy, pool, faults, kept=0)
     return decider.decide(slot, kind, now, averages, exclude, load=load, rejected=rejected)
 
 
