@@ -169,9 +169,6 @@ class WaitTime(NeverVetoes):
             return np.where(extremes.waited > 0, MAX_WAIT, 0.0)
         return np.minimum(MAX_WAIT, extremes.waited * (60.0 / average))
 
-    def key(self, request: Situation) -> object:  # noqa: ARG002 - the rule's form
-        return None
-
     def risen(self, bound: float, then: Situation, now: Situation, oldest_ready_at: float) -> float:
         was, average = _mean_wait(then.averages), _mean_wait(now.averages)
         if average == 0 or was == 0:
@@ -255,9 +252,6 @@ class Overdue(NeverVetoes):
     def best(self, extremes: Extremes) -> Floats:
         lacking = np.maximum(0.0, -extremes.subtotal)
         return np.where(extremes.waited > OVERDUE_AFTER_SECS, lacking, 0.0)
-
-    def key(self, request: Situation) -> object:  # noqa: ARG002 - the rule's form
-        return None
 
     def risen(
         self,

@@ -42,18 +42,16 @@ class KeptRules:
 
     def __init__(self, policy: Policy) -> None:
         rules: tuple[Any, ...] = policy.rules
-        self.can_keep = all(hasattr(rule, "key") for rule in rules)
-        """Whether all tell it."""
         self.count = len(rules)
         self.varying: dict[int, Varying] = {
             number: rule for number, rule in enumerate(rules) if getattr(rule, "varies", False)
         }
         """By place in the policy."""
-        self._keys: tuple[Callable[[Situation], object], ...] = ()
-        if self.can_keep:
-            self._keys = tuple(
-                rule.key for number, rule in enumerate(rules) if number not in self.varying
-            )
+        self._keys: list[Callable[[Situation], object]] = [
+            rule.key for rule in rules if hasattr(rule, "key")
+        ]
+        self.can_keep = len(self.varying) + len(self._keys) == self.count
+        """Whether all tell it."""
 
     def key(self, request: Situation) -> list[object]:
         """Equal for two requests between which nothing but time changed any score."""
