@@ -65,16 +65,17 @@ def plot(run: Run, path: Path) -> None:
             at = [point.pending if column == 0 else point.workers for point in points]
             _latency(axes[0][column], at, points)
             axes[1][column].plot(at, [point.jobs_per_sec for point in points], "o-", color="C2")
-            axes[1][column].set_ylim(bottom=0)
             axes[1][column].set_xlabel(label)
             for axis in (axes[0][column], axes[1][column]):
                 axis.set_xscale("log")
                 axis.set_xticks(at, [f"{number:,}".replace(",", " ") for number in at])
                 axis.minorticks_off()
                 axis.grid(color="0.9")
+        for row in axes:
+            row[0].set_ylim(bottom=0)  # both columns share it, so once all is drawn
         axes[0][0].set_ylabel("request -> AssignJob, us")
         axes[1][0].set_ylabel(f"jobs/s, {SLOTS} slots a worker")
-        axes[0][0].legend(fontsize=8)
+        axes[0][0].legend(fontsize=8, loc="lower left")
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -84,4 +85,3 @@ def _latency(axis: Any, at: list[int], points: list[Point]) -> None:
     goal = [GOAL_TIMES_ECHO * point.echo_us for point in points]
     axis.plot(at, goal, "--", color="0.4", label=f"{GOAL_TIMES_ECHO} x echo")
     axis.plot(at, [point.echo_us for point in points], ":", color="0.4", label="bare echo")
-    axis.set_ylim(bottom=0)

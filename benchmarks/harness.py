@@ -268,7 +268,7 @@ def _work(
         client.socket.send_multipart([REQUEST] * slots)
     count, end = 0, time.perf_counter() + seconds
     while (left := end - time.perf_counter()) > 0:
-        for socket, _ in poller.poll(left * 1_000):
+        for socket, _ in poller.poll(int(left * 1_000) + 1):
             out: list[bytes] = []
             for frame in socket.recv_multipart():
                 if kind_of(frame) == "AssignJob":
