@@ -75,7 +75,8 @@ def plot(run: Run, path: Path) -> None:
             row[0].set_ylim(bottom=0)  # both columns share it, so once all is drawn
         axes[0][0].set_ylabel("request -> AssignJob, us")
         axes[1][0].set_ylabel(f"jobs/s, {SLOTS} slots a worker")
-        axes[0][0].legend(fontsize=8, loc="lower left")
+        handles, names = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper center", ncols=len(names))
         figure.savefig(path, metadata={"Date": None})
 
 

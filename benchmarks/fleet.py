@@ -140,8 +140,8 @@ def first_list(folder: Path, candidates: int) -> Listed:
 
 
 def memory_mb(folder: Path, candidates: int, workers: int) -> tuple[float, float]:
-    """The server's resident memory in MiB with every candidate scored by every worker, and the
-    most that it was on the way there, the submission included."""
+    """The server's resident memory, in MB of 10^6 bytes, with every candidate scored by every
+    worker, and the most that it was on the way there, the submission included."""
     with harness.serving(folder) as server:
         harness.submit(server.endpoint, harness.submission(harness.jobs(candidates)))
         with harness.fleet(server.endpoint, workers, 1):

@@ -58,10 +58,10 @@ class Running(NamedTuple):
         return float(times.user + times.system)
 
     def memory_mb(self) -> tuple[float, float]:
-        """Resident memory now, and the most that it ever was, in MiB."""
+        """Resident memory now, and the most that it ever was, in MB of 10^6 bytes."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
-        now, peak = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+        now, peak = (int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
         return now, peak
 
 
