@@ -18,9 +18,10 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from harness import quantiles, timed
 
 from actors.ledger.prune import FORGOTTEN
 from actors.ledger.records import (
@@ -76,17 +77,6 @@ def fill(path: Path, finished: int, now: float) -> None:
     db.close()
 
 
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def quantiles(samples: list[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(samples, n=100)
-    return {"p50_us": cuts[49] * 1e6, "p99_us": cuts[98] * 1e6}
-
-
 def measure(folder: Path, finished: int) -> dict[str, Any]:
     """One size of ledger."""
     path, now = folder / f"ledger-{finished}.sqlite3", time.time()
@@ -108,13 +98,13 @@ def measure(folder: Path, finished: int) -> dict[str, Any]:
     for number, name in enumerate(names):
         key = f"a1111-{number:08x}"
         claim = OpenClaim(ClaimRecord(key, name, "w", "c", "bench", now))
-        claims.append(timed(lambda claim=claim: ledger.apply([claim], 0.0, 5.0)))
+        claims.append(1e6 * timed(lambda claim=claim: ledger.apply([claim], 0.0, 5.0)))
         ends = [
             CloseClaim(name, key, now, "Completed"),
             SetJob(name, "Completed", now, 1, 0, ready_at=now),
             AddMetric(key, "old7", "x86_64-linux", now, 1, 1, 1, 1, False, 1.0, 1.0),
         ]
-        results.append(timed(lambda ends=ends: ledger.apply(ends, 0.0, 5.0)))
+        results.append(1e6 * timed(lambda ends=ends: ledger.apply(ends, 0.0, 5.0)))
     loading = timed(lambda: ledger.load(0.0))
     before = now - 30 * DAY_SECS
     old, _ = ledger.old_jobs(before, 0)

@@ -26,14 +26,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing as mp
 import os
 import selectors
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -43,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import dispatch
+import harness
 
 try:
     import distributed
@@ -101,32 +100,15 @@ def running(command: list[str], port: int, log: Path, user: str | None = None) -
 
 def rate(work: Callable[..., None], args: tuple[Any, ...], workers: int, seconds: float) -> float:
     """Jobs a second of processes that each run `work(*args, seconds, ready, go, done)`."""
-    context = mp.get_context("spawn")
-    ready, go, done = context.Queue(), context.Event(), context.Queue()
-    processes = [
-        context.Process(target=work, args=(*args, seconds, ready, go, done)) for _ in range(workers)
-    ]
-    for process in processes:
-        process.start()
-    for _ in processes:
-        ready.get(timeout=60)
-    go.set()
-    total: int = sum(done.get(timeout=60 + seconds) for _ in processes)
-    for process in processes:
-        process.join()
-    return total / seconds
+    with harness.crew(work, [(*args, seconds)] * workers) as run:
+        return sum(run()) / seconds
 
 
 # -- headrace --------------------------------------------------------------------------------------
 
 
 def headrace(workers: int, slots: int, pending: int, seconds: float, folder: Path) -> float:
-    ready = folder / "ready.json"
-    command = [sys.executable, "-m", "bin", "server", "--listen", "tcp://127.0.0.1:0",
-               "--state-dir", str(folder), "--ready-file", str(ready)]  # fmt: skip
-    with dispatch.started(command, ready) as endpoint:
-        dispatch.submit(endpoint, pending + int(seconds * 8_000))
-        return dispatch.jobs_per_second(endpoint, workers, slots, seconds)
+    return dispatch.jobs_per_second(folder, pending, workers, slots, seconds)
 
 
 # -- beanstalkd ------------------------------------------------------------------------------------
@@ -170,7 +152,7 @@ def beanstalkd(
 ) -> float:
     program = shutil.which("beanstalkd")
     if program is None:
-        raise Missing("beanstalkd is not installed")
+        raise Missing("not installed: beanstalkd")
     port = free_port()
     durable = ["-b", str(folder), "-f", "0"] if fsync else []
     command = [program, "-l", "127.0.0.1", "-p", str(port), *durable]
@@ -179,7 +161,7 @@ def beanstalkd(
             body = b"x" * 200
             put = b"put 0 0 600 %d\r\n%s\r\n" % (len(body), body)
             answers = client.makefile("rb")
-            for _ in range(0, pending + int(seconds * 25_000), 500):
+            for _ in range(0, pending + int(seconds * 60_000), 500):
                 client.sendall(put * 500)
                 for _ in range(500):
                     answers.readline()
@@ -222,10 +204,10 @@ def _take_and_finish(dsn: str, slots: int, seconds: float, ready: Any, go: Any, 
 
 def postgresql(workers: int, slots: int, pending: int, seconds: float, folder: Path) -> float:
     if psycopg is None:
-        raise Missing("psycopg is not installed")
+        raise Missing("not installed: psycopg")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
-        raise Missing("PostgreSQL is not installed")
+        raise Missing("not installed: PostgreSQL")
     programs, data, port = found[-1].parent, folder / "data", free_port()
     # It refuses to run as root.
     user = "postgres" if os.geteuid() == 0 else None
@@ -242,7 +224,7 @@ def postgresql(workers: int, slots: int, pending: int, seconds: float, folder: P
             db.execute("CREATE TABLE job (id bigserial PRIMARY KEY, state text, body text)")
             db.execute(
                 "INSERT INTO job (state, body) SELECT 'queued', repeat('x', 200)"
-                " FROM generate_series(1, %s)", (pending + int(seconds * 5_000),)
+                " FROM generate_series(1, %s)", (pending + int(seconds * 12_000),)
             )  # fmt: skip
             db.execute("CREATE INDEX job_queued ON job (id) WHERE state = 'queued'")
             db.execute("VACUUM ANALYZE job")
@@ -269,7 +251,7 @@ def _nothing(number: int) -> int:
 
 def dask(workers: int, slots: int, _pending: int, seconds: float, folder: Path) -> float:
     if distributed is None:
-        raise Missing("dask.distributed is not installed")
+        raise Missing("not installed: dask.distributed")
     with (
         distributed.LocalCluster(
             n_workers=workers, threads_per_worker=slots, resources={"slot": slots},
@@ -302,20 +284,30 @@ SYSTEMS: dict[str, Callable[[int, int, int, float, Path], float]] = {
 }
 
 
+PEERS = tuple(name for name in SYSTEMS if name != "headrace")
+
+
+def jobs_per_second(
+    name: str, workers: int, slots: int, pending: int, seconds: float, parent: Path | None = None
+) -> float:
+    """A system's rate; its files are below `parent`. Raises `Missing`."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=parent) as folder:
+        inner = Path(folder) / "state"
+        inner.mkdir()
+        return SYSTEMS[name](workers, slots, pending, seconds, inner)
+
+
 def measure(pending: int, seconds: float) -> list[dict[str, Any]]:
     """A row per system: jobs a second, and headrace's rate as a multiple, by jobs in flight."""
     rows: list[dict[str, Any]] = []
-    for name, run in SYSTEMS.items():
+    for name in SYSTEMS:
         row: dict[str, Any] = {"system": name, "jobs_per_sec": {}, "headrace_is": {}}
         for workers, slots in IN_FLIGHT:
-            with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-                inner = Path(folder) / "state"
-                inner.mkdir()
-                try:
-                    found = run(workers, slots, pending, seconds, inner)
-                except Missing as missing:
-                    row["missing"] = str(missing)
-                    break
+            try:
+                found = jobs_per_second(name, workers, slots, pending, seconds)
+            except Missing as missing:
+                row["missing"] = str(missing)
+                break
             flight = workers * slots
             row["jobs_per_sec"][flight] = round(found)
             row["headrace_is"][flight] = round(
