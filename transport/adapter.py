@@ -21,7 +21,7 @@ import zmq
 # pyzmq's enums cost about a microsecond a use; on the hot path they are plain integers.
 NOBLOCK = int(zmq.NOBLOCK)
 SEND_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
-_EVENTS = int(zmq.EVENTS)
+EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 
 _LINGER_MS = 1_000
@@ -71,7 +71,7 @@ class Doorbell:
 
     def after_call(self) -> None:
         """To be called after every call on the socket other than the reader's own."""
-        if self._sleeper is not None and int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+        if self._sleeper is not None and int(self._socket.getsockopt(EVENTS)) & _POLLIN:
             self._sleeper.cancel()
 
     def notify_closing(self) -> None:

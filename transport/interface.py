@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 MAX_BATCH_MESSAGES = 512
-MAX_BATCH_BYTES = 16 * 2**20
+MAX_BATCH_BYTES = 2**20
 """A batch ends with the message that reaches one of these."""
 
 

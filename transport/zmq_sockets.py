@@ -10,7 +10,7 @@ import trio
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from transport.adapter import NOBLOCK, SEND_MORE, Context, Doorbell
+from transport.adapter import EVENTS, NOBLOCK, SEND_MORE, Context, Doorbell
 from transport.curve import ZAP_DOMAIN, KeyPair, ephemeral
 from transport.interface import (
     MAX_BATCH_BYTES,
@@ -87,6 +87,8 @@ class ZmqRouter:
         self._is_closed = False
         self._has_user_ids = keys is not None
         self._was_full = False
+        self._is_cut_short = False
+        """The last batch ended before there was nothing left to receive."""
         try:
             self._configure(endpoint, keys)
             self._bind(endpoint)
@@ -137,12 +139,17 @@ class ZmqRouter:
             raise trio.ClosedResourceError("this router is closed")
         batch: list[Incoming] = []
         size = 0
+        if self._is_cut_short:
+            # While there is something to receive, ZeroMQ looks for peers that were silent only
+            # every 100 parts, unless it is asked: behind a large submission they would wait.
+            self._socket.getsockopt(EVENTS)
         receive = self._socket.recv
         while len(batch) < MAX_BATCH_MESSAGES and size < MAX_BATCH_BYTES:
             try:
                 part = receive(NOBLOCK, copy=False)
             except zmq.Again:
-                break
+                self._is_cut_short = False
+                return batch
             peer = part.bytes
             frames: list[bytes] = []
             while part.more:
@@ -152,6 +159,7 @@ class ZmqRouter:
                     size += len(frames[-1])
             user_id = str(part.get("User-Id")) if self._has_user_ids else None
             batch.append(Incoming(peer, frames, user_id))
+        self._is_cut_short = True
         return batch
 
     def send(self, peer: bytes, frames: Sequence[bytes]) -> Sent:

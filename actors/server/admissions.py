@@ -28,7 +28,7 @@ from transport import messages as m
 MERGE_CHUNK = 250
 """Jobs taken into the graph per pass: some 5 ms."""
 ANSWER_CHUNK = 10_000
-"""Jobs named per frame of an answer: some 1.5 MB."""
+"""Jobs named per frame of an answer, some 1.5 MB; one a pass."""
 MAX_JOBS = 1_000_000
 """Of one submission, and of all together that are still being sent."""
 MAX_OPEN_SUBMISSIONS = 64
@@ -52,6 +52,8 @@ class _Submission:
 class _Merge:
     taken: AdmissionTaken
     position: int = 0
+    answers: Iterator[Effect] | None = None
+    """Once all is taken in: the parts of the answer that are left."""
 
 
 class Admissions:
@@ -176,7 +178,7 @@ class Admissions:
         """It is durable; its jobs are merged from now on."""
         if event.token not in self._sent:
             # Sent by a dispatch that was restarted since: this one loaded the jobs at its start.
-            return _answers(event)
+            return list(_answers(event))
         self._sent.remove(event.token)
         self._merges.append(_Merge(event))
         self._feeder.sizes_known(event.admission.sizes)
@@ -189,16 +191,25 @@ class Admissions:
         merge = self._merges[0]
         taken = merge.taken
         jobs = taken.admission.jobs
-        end = merge.position + MERGE_CHUNK
-        chunk = jobs[merge.position : end]
         requester = taken.admission.requester
-        effects = self._feeder.merge(chunk, requester, taken.admitted, now)
-        merge.position = end
-        if end < len(jobs):
-            return effects, None
+        effects: list[Effect] = []
+        if merge.position <= len(jobs):
+            end = merge.position + MERGE_CHUNK
+            chunk = jobs[merge.position : end]
+            effects = self._feeder.merge(chunk, requester, taken.admitted, now)
+            merge.position = end
+            if end < len(jobs):
+                return effects, None
+            merge.position = len(jobs) + 1
+            effects += self._feeder.admission_ended(requester, now)
+            merge.answers = _answers(taken)
+        answer = next(merge.answers or iter(()), None)
+        if answer is not None:
+            effects.append(answer)
+            if len(jobs) > ANSWER_CHUNK:
+                return effects, None
         self._merges.popleft()
-        effects += self._feeder.admission_ended(requester, now)
-        return [*effects, *_answers(taken)], requester
+        return effects, requester
 
 
 def draft_submission(
@@ -286,28 +297,24 @@ def _cluster_records(
     )
 
 
-def _answers(taken: AdmissionTaken) -> list[Effect]:
-    """The answer to a submission, in as many parts as it takes."""
+def _answers(taken: AdmissionTaken) -> Iterator[Effect]:
+    """The answer to a submission, in as many parts as it takes, each made when it is asked for."""
     if taken.sender is None:
-        return []
+        return
     known = taken.admitted.known
     records = taken.admission.jobs
-    jobs = [
-        (r.drv_path, known[r.drv_path].job_id if r.drv_path in known else r.job_id)
-        for r in records
-        if r.drv_path is not None
-    ]
-    evaluations = [r.job_id for r in records if r.kind == "eval"]
-    answers: list[Effect] = []
-    for start in range(0, max(len(jobs), 1), ANSWER_CHUNK):
-        is_final = start + ANSWER_CHUNK >= len(jobs)
+    for start in range(0, max(len(records), 1), ANSWER_CHUNK):
+        is_final = start + ANSWER_CHUNK >= len(records)
         answer = m.CmdSubmitted(
             request=taken.sender.request,
             is_final=is_final,
             submission=taken.admission.requester,
-            jobs=dict(jobs[start : start + ANSWER_CHUNK]),
-            evaluations=evaluations if is_final else [],
+            jobs={
+                r.drv_path: known[r.drv_path].job_id if r.drv_path in known else r.job_id
+                for r in records[start : start + ANSWER_CHUNK]
+                if r.drv_path is not None
+            },
+            evaluations=[r.job_id for r in records if r.kind == "eval"] if is_final else [],
             clusters=[c.cluster_id for c in taken.admitted.clusters] if is_final else [],
         )
-        answers.append(Tell(taken.sender.peer, answer))
-    return answers
+        yield Tell(taken.sender.peer, answer)

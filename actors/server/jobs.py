@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -145,10 +146,11 @@ def node_of(record: JobRecord, requesters: Iterable[str]) -> Node:
         job_id=record.job_id,
         name=record.name,
         cls=JobClass("build", record.project, payload["system"], frozenset(features), False),
-        drv_path=record.drv_path,
-        outputs=record.outputs,
-        sources=tuple(dict.fromkeys([*payload["input_srcs"], *required])),
-        inputs=record.inputs,
+        drv_path=intern(record.drv_path or ""),
+        outputs=tuple(map(intern, record.outputs)),
+        # Many jobs need the same few paths: each of them is in memory once.
+        sources=tuple(dict.fromkeys(map(intern, [*payload["input_srcs"], *required]))),
+        inputs=tuple(map(intern, record.inputs)),
         body=_entries(body),
         status=record.status,
         package=payload.get("pname") or record.name,

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 import zmq
 
+from transport import zmq_sockets
 from transport.adapter import Context
 from transport.interface import BindFailed, ConnectionLost, Incoming, Sent
 from transport.messages import MAX_FRAME_BYTES, MAX_FRAMES
@@ -95,6 +96,24 @@ async def test_a_batch_is_bounded(router: ZmqRouter, connector: ZmqConnector) ->
         batch = await router.receive()
         assert 1 <= len(batch) <= 512
         received += len(batch)
+
+
+async def test_a_peer_that_was_silent_is_heard_amid_a_flood(
+    router: ZmqRouter, connector: ZmqConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud, silent = connector.connect(router.endpoint), connector.connect(router.endpoint)
+    await meet(router, loud)
+    peer = await meet(router, silent)
+    monkeypatch.setattr(zmq_sockets, "MAX_BATCH_MESSAGES", 1)
+    for _ in range(200):
+        assert loud.send([b"noise"])
+    assert (await router.receive())[0].frames == [b"noise"]
+    assert silent.send([b"hear me"])
+    for _ in range(20):  # by itself ZeroMQ would look for it after some 50 more
+        await trio.sleep(0.005)
+        if router.receive_nowait() == [Incoming(peer, [b"hear me"], None)]:
+            return
+    pytest.fail("not heard")
 
 
 async def test_too_many_frames_are_dropped_but_for_one(
