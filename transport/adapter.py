@@ -22,7 +22,7 @@ import zmq
 NOBLOCK = int(zmq.NOBLOCK)
 SEND_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
+POLLIN = int(zmq.POLLIN)
 
 _LINGER_MS = 1_000
 _TERM_SECS = 3.0
@@ -71,7 +71,7 @@ class Doorbell:
 
     def after_call(self) -> None:
         """To be called after every call on the socket other than the reader's own."""
-        if self._sleeper is not None and int(self._socket.getsockopt(EVENTS)) & _POLLIN:
+        if self._sleeper is not None and int(self._socket.getsockopt(EVENTS)) & POLLIN:
             self._sleeper.cancel()
 
     def notify_closing(self) -> None:

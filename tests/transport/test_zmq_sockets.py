@@ -111,7 +111,7 @@ async def test_a_peer_that_was_silent_is_heard_amid_a_flood(
     assert silent.send([b"hear me"])
     for _ in range(20):  # by itself ZeroMQ would look for it after some 50 more
         await trio.sleep(0.005)
-        if router.receive_nowait() == [Incoming(peer, [b"hear me"], None)]:
+        if await router.receive() == [Incoming(peer, [b"hear me"], None)]:
             return
     pytest.fail("not heard")
 
