@@ -12,6 +12,7 @@ Facts this file rests on:
 
 from __future__ import annotations
 
+import select
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -34,7 +35,14 @@ class Doorbell:
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
         self._socket = socket
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._monitor_fd = None if monitor is None else int(monitor.getsockopt(zmq.FD))
+        self._both: select.epoll | None = None
+        """Readable when the socket's or the monitor's descriptor is: one wait for both takes half
+        of the time that a nursery with a task for each does."""
+        if monitor is not None:
+            self._both = select.epoll()
+            self._both.register(self._fd, select.EPOLLIN)
+            self._both.register(int(monitor.getsockopt(zmq.FD)), select.EPOLLIN)
+            self._fd = self._both.fileno()
         self._sleeper: trio.CancelScope | None = None
 
     async def wait(self) -> None:
@@ -48,21 +56,9 @@ class Doorbell:
         with trio.CancelScope() as scope:
             self._sleeper = scope
             try:
-                if self._monitor_fd is None:
-                    await trio.lowlevel.wait_readable(self._fd)
-                else:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._wait_for_monitor, self._monitor_fd)
-                        await trio.lowlevel.wait_readable(self._fd)
-                        scope.cancel()
+                await trio.lowlevel.wait_readable(self._fd)
             finally:
                 self._sleeper = None
-
-    async def _wait_for_monitor(self, fd: int) -> None:
-        # Closed since this task was started: the number may be another's already.
-        await trio.lowlevel.checkpoint_if_cancelled()
-        await trio.lowlevel.wait_readable(fd)
-        self.ring()
 
     def ring(self) -> None:
         """Wakes the reader, if it sleeps."""
@@ -78,8 +74,8 @@ class Doorbell:
         """To be called before the socket is closed: wakes the reader for good."""
         self.ring()
         trio.lowlevel.notify_closing(self._fd)
-        if self._monitor_fd is not None:
-            trio.lowlevel.notify_closing(self._monitor_fd)
+        if self._both is not None:
+            self._both.close()
 
 
 class Closeable(Protocol):
