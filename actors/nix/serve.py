@@ -272,6 +272,7 @@ class ServeProcess:
         assert process.stdout is not None
         assert isinstance(process.stderr, trio.lowlevel.FdStream)
         self._to, self._from, self._log = process.stdin, process.stdout, process.stderr
+        self._itself: psutil.Process | None = None
         self._family: list[psutil.Process] = []
 
     @classmethod
@@ -373,6 +374,15 @@ class ServeProcess:
             raise ServeFailed(f"nix-store --serve ended while it wrote {path}") from None
         if failure is not None:
             raise failure
+
+    def waited_cpu_secs(self) -> float:
+        """Processor time of the builders that have ended; 0 when that cannot be told."""
+        try:
+            self._itself = self._itself or psutil.Process(self.pid)
+            times = self._itself.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
 
     def look_around(self) -> int:
         """Bytes of memory that its builder takes now. Reads /proc: call it in a thread.

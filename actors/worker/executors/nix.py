@@ -128,9 +128,11 @@ class NixExecutor:
     async def _build(self, slot: _Slot, job: m.BuildJob, context: JobContext) -> Built | Failed:
         drv = basic_derivation(job)
         slot.jobs += 1
-        builder = await slot.builder()
         outputs = list(job.outputs.values())
-        absent = await _missing(builder, outputs)
+        needed = [required.path for required in job.required_paths]
+        needed += [job.drv_path] if drv is None else []
+        builder, missing = await slot.look([*outputs, *needed])
+        absent = [path for path in outputs if path in missing]
         trouble = None
         if absent and self._substitutes:
             trouble = await slot.fetcher.fetch(absent, _unheard)
@@ -138,15 +140,16 @@ class NixExecutor:
         is_here = not absent
         metrics = None
         if not is_here:
-            needed = [required.path for required in job.required_paths]
-            needed += [job.drv_path] if drv is None else []
-            failure = await self._prefetch(slot, builder, needed, context)
+            lacking = [path for path in needed if path in missing]
+            failure = await self._prefetch(slot, builder, lacking, context)
             if failure is not None:
                 return failure
             if drv is not None and (assumed := assumed_inputs(job)):
                 # Taken as built by whoever submitted the job: to be had, or not needed.
-                await self._prefetch(slot, builder, assumed, context)
-                lacking = set(await _missing(builder, assumed))
+                lacking = await _missing(builder, assumed)
+                if lacking:
+                    await self._prefetch(slot, builder, lacking, context)
+                    lacking = await _missing(builder, lacking)
                 here = [path for path in assumed if path not in lacking]
                 drv = replace(drv, input_paths=[*drv.input_paths, *here])
             with context.spans.phase("build"):
@@ -188,10 +191,9 @@ class NixExecutor:
         return Built(made, substituted=is_here, metrics=metrics)
 
     async def _prefetch(
-        self, slot: _Slot, builder: ServeProcess, needed: list[str], context: JobContext
+        self, slot: _Slot, builder: ServeProcess, missing: list[str], context: JobContext
     ) -> Failed | None:
-        """Makes what the build needs valid; the failure names what could not be had."""
-        missing = await _missing(builder, needed)
+        """Makes what the build lacks valid; the failure names what could not be had."""
         if not missing:
             return None
 
@@ -284,17 +286,17 @@ class _Slot:
     def is_worn(self) -> bool:
         return self.is_broken or self.jobs >= MAX_JOBS
 
-    async def builder(self) -> ServeProcess:
-        """The process for builds, a new one if it has ended. Raises `ServeFailed`."""
+    async def look(self, paths: Sequence[str]) -> tuple[ServeProcess, list[str]]:
+        """The process for builds, a new one if it has ended, and which of the paths are not valid.
+        Raises `ServeFailed`."""
         if self._builder is not None:
             try:
-                await _missing(self._builder, [])
+                return self._builder, await _missing(self._builder, paths)
             except ServeFailed:
                 await self._builder.close()
                 self._builder = None
-        if self._builder is None:
-            self._builder = await ServeProcess.start(self._argv, self._env)
-        return self._builder
+        self._builder = await ServeProcess.start(self._argv, self._env)
+        return self._builder, await _missing(self._builder, paths)
 
     async def close(self) -> None:
         """Ends the processes, a builder included; raises nothing."""

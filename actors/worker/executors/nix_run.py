@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from math import ceil, inf
 
-import psutil
 import trio
 from msgspec.structs import replace
 
@@ -46,7 +45,7 @@ class Run:
 
     async def finish(self, request: bytes, reply: wire.Reply[BuildResult]) -> BuildResult:
         """Raises `ServeFailed`, or `Overtime`, after which the process is useless."""
-        started, cpu = time.monotonic(), _cpu_secs(self._process.pid)
+        started, cpu = time.monotonic(), self._process.waited_cpu_secs()
         self._wall.deadline = trio.current_time() + _patience(self._job.timeout_secs)
         self._silence.deadline = trio.current_time() + _patience(self._job.max_silent_secs)
         result: BuildResult | None = None
@@ -61,7 +60,7 @@ class Run:
                 nursery.cancel_scope.cancel()
         self.metrics = m.BuildMetrics(
             peak_ram_mb=ceil(self._peak / 2**20) or None,
-            cpu_time_ms=round(1000 * (_cpu_secs(self._process.pid) - cpu)) or None,
+            cpu_time_ms=round(1000 * (self._process.waited_cpu_secs() - cpu)) or None,
             wall_time_ms=round(1000 * (time.monotonic() - started)),
         )
         if failure is not None:
@@ -132,12 +131,3 @@ def _timed_out(job: m.BuildJob, *, is_silent: bool) -> str:
     if is_silent:
         return f"timed out after {job.max_silent_secs} s without output"
     return f"timed out after {job.timeout_secs} s"
-
-
-def _cpu_secs(pid: int) -> float:
-    """Of the children that a process waited for."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
