@@ -85,7 +85,8 @@ class Dispatch:
     @property
     def is_settled(self) -> bool:
         """Whether everything that was told is durable and no claim is unanswered."""
-        return self._farm is not None and self._farm.is_settled and not self._world.port.queue
+        farm = self._farm
+        return farm is not None and farm.handout.is_settled and not self._world.port.queue
 
     @property
     def counters(self) -> dict[str, int]:
@@ -94,7 +95,7 @@ class Dispatch:
         return {
             "stale_reports": farm.reports.stale if farm else 0,
             "malformed_frames": farm.gateway.malformed if farm else 0,
-            "lost_races": farm.lost_races if farm else 0,
+            "lost_races": farm.handout.lost_races if farm else 0,
         }
 
     async def run(self) -> None:
@@ -131,7 +132,7 @@ class Dispatch:
         if last is None:
             return False
         was_amid, self._is_amid_turn = self._is_amid_turn, False
-        if self._world.port.is_broken or (last.has_unwritten and not was_amid):
+        if self._world.port.is_broken or (last.handout.has_unwritten and not was_amid):
             return True
         now = trio.current_time()
         # It failed over something that it took: if that comes back, it is not asked for again.
@@ -232,25 +233,25 @@ class Dispatch:
             if not self._send(farm, now):
                 break
         self._hand_out(farm, now)
-        while farm.troubles:
-            log.error("%s", farm.troubles.pop())
+        while farm.out.troubles:
+            log.error("%s", farm.out.troubles.pop())
         clock = self._waits["clock"]
         clock.deadline = min(clock.deadline, farm.deadline)
 
     def _commit(self, farm: Farm, now: float) -> None:
         port = self._world.port
-        while (batch := farm.next_batch(now)) is not None:
+        while (batch := farm.handout.next_batch(now)) is not None:
             self._world.batches = batch.number
             try:
                 results = port.commit(batch)
             except LedgerFailed as error:
                 self._complain(str(error))
-                farm.commit_failed(batch.number, now)
+                farm.handout.commit_failed(batch.number, now)
                 continue
             if results is not None:
                 self._take_heart()
-                farm.committed(batch.number, results, now)
-        if farm.wants_sync:
+                farm.handout.committed(batch.number, results, now)
+        if farm.handout.wants_sync:
             port.want_sync()
 
     def _complain(self, cause: str) -> None:
@@ -264,12 +265,12 @@ class Dispatch:
 
     def _send(self, farm: Farm, now: float) -> bool:
         """Sends all frames; True when that led to something new to settle."""
-        if not farm.out:
+        if not farm.out.frames:
             return False
         by_peer: dict[bytes, list[tuple[bytes, Claim | None]]] = {}
-        for peer, frame, claim in farm.out:
+        for peer, frame, claim in farm.out.frames:
             by_peer.setdefault(peer, []).append((frame, claim))
-        farm.out = []
+        farm.out.frames = []
         for peer, items in by_peer.items():
             sent = self._world.outbox.send(peer, [frame for frame, _ in items], now)
             if sent is Sent.FULL:
@@ -277,39 +278,39 @@ class Dispatch:
             elif sent is Sent.GONE:
                 for _, claim in items:
                     if claim is not None:
-                        farm.undeliverable(claim, now)
+                        farm.handout.undeliverable(claim, now)
                 farm.peer_gone(peer, now)
         return True
 
     def _hand_out(self, farm: Farm, now: float) -> None:
         world = self._world
-        if farm.pager:
+        if farm.out.pager:
             try:
-                world.to_pager.send_nowait(farm.pager)
+                world.to_pager.send_nowait(farm.out.pager)
             except trio.WouldBlock:
                 # The pager is far behind: it starts anew from a `Reset`, which it asks for.
                 world.kill("pager")
-            farm.pager = []
-        for request in farm.admissions_out:
+            farm.out.pager = []
+        for request in farm.out.admissions:
             if not world.port.admissions.put(request):
                 farm.refuse_admission(request, now)
-        farm.admissions_out = []
-        for query in farm.queries:
+        farm.out.admissions = []
+        for query in farm.out.queries:
             if not world.port.queries.put(query):
                 farm.refuse_query(query, now)
-        farm.queries = []
-        for chunk in farm.logs:
+        farm.out.queries = []
+        for chunk in farm.out.logs:
             world.logbook.put(chunk)
-        farm.logs = []
-        for peer, message in farm.shell_requests:
+        farm.out.logs = []
+        for peer, message in farm.out.shell_requests:
             if isinstance(message, m.CmdStatus):
                 self._answer_status(farm, peer, message, now)
             else:
                 self._kill(peer, message, now)
-        farm.shell_requests = []
-        for asked in farm.health_requests:
+        farm.out.shell_requests = []
+        for asked in farm.out.health_requests:
             world.check_health(asked)
-        farm.health_requests = []
+        farm.out.health_requests = []
 
     def _answer_status(self, farm: Farm, peer: bytes, message: m.CmdStatus, now: float) -> None:
         status = {**farm.status(now), "server": self._world.server_status(now)}

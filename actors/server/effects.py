@@ -1,6 +1,6 @@
 """What the cores of the dispatch task tell each other and their shell: plain values.
 
-Cores do not import each other; farm.py introduces them and routes these.
+Cores do not import each other; farm.py introduces them, routes.py does these.
 """
 
 from __future__ import annotations

@@ -209,27 +209,27 @@ class Harness:
         for _ in range(100):
             while farm.admissions.merging:
                 farm.expire(self.now)
-            batch = farm.next_batch(self.now)
+            batch = farm.handout.next_batch(self.now)
             if batch is not None:
                 self.written = batch.number
                 if self.defers:
                     self.deferred.append(batch)
                 elif self.fail_commits:
                     self.fail_commits -= 1
-                    farm.commit_failed(batch.number, self.now)
+                    farm.handout.commit_failed(batch.number, self.now)
                 else:
                     results = self.ledger.apply(batch.writes, self.wall_offset, 1.0)
-                    farm.committed(batch.number, results, self.now)
-            elif farm.out:
+                    farm.handout.committed(batch.number, results, self.now)
+            elif farm.out.frames:
                 self._deliver()
-            elif farm.admissions_out and self.auto_admit:
+            elif farm.out.admissions and self.auto_admit:
                 self._admit()
-            elif farm.queries:
-                queries, farm.queries = farm.queries, []
+            elif farm.out.queries:
+                queries, farm.out.queries = farm.out.queries, []
                 for query in queries:
                     result = getattr(self.ledger, query.method)(*query.arguments)
                     farm.take(Answer(query.token, result), self.now)
-            elif farm.wants_sync and self.auto_sync and not farm._settlement._writes:
+            elif farm.handout.wants_sync and self.auto_sync and not farm._settlement._writes:
                 farm.take(Synced(self.written), self.now)
             else:
                 break
@@ -238,17 +238,17 @@ class Harness:
         farm.check()
 
     def _deliver(self) -> None:
-        out, self.farm.out = self.farm.out, []
+        out, self.farm.out.frames = self.farm.out.frames, []
         for peer, frame, claim in out:
             if peer in self.gone:
                 if claim is not None:
-                    self.farm.undeliverable(claim, self.now)
+                    self.farm.handout.undeliverable(claim, self.now)
                 self.farm.peer_gone(peer, self.now)
             else:
                 self.answers.setdefault(peer, []).append(self._decoder.decode(frame))
 
     def _admit(self) -> None:
-        requests, self.farm.admissions_out = self.farm.admissions_out, []
+        requests, self.farm.out.admissions = self.farm.out.admissions, []
         for request in requests:
             try:
                 admission = request.draft()

@@ -128,7 +128,7 @@ def test_an_evaluation_may_not_bear_the_id_of_a_build(farm):
 def test_a_full_ledger_queue_refuses_and_nothing_is_left(farm):
     farm.auto_admit = False
     send(farm, part(job("a"), final=True))
-    [request], farm.farm.admissions_out = farm.farm.admissions_out, []
+    [request], farm.farm.out.admissions = farm.farm.out.admissions, []
     farm.farm.refuse_admission(request, farm.now)
     farm.auto_admit = True
     farm.wait(0.5)
@@ -161,7 +161,7 @@ def test_an_input_that_is_built_while_its_dependent_is_admitted_counts_as_built(
     given = {g.job.name: g for g in (first, second)}
     farm.auto_admit = False
     send(farm, part(job("b", "a"), job("c", "bad"), final=True))
-    [request], farm.farm.admissions_out = farm.farm.admissions_out, []
+    [request], farm.farm.out.admissions = farm.farm.out.admissions, []
     draft = request.draft()
     admitted = farm.ledger.admit(draft, 0.0)  # it saw both inputs still open
     farm.complete("w", given["a"])
@@ -181,7 +181,7 @@ def test_requests_are_served_while_a_large_submission_is_merged(farm):
     farm.score_all("w")
     farm.auto_admit = False
     send(farm, part(*(job(f"j{n:04}") for n in range(2_000)), final=True))
-    [request], farm.farm.admissions_out = farm.farm.admissions_out, []
+    [request], farm.farm.out.admissions = farm.farm.out.admissions, []
     draft = request.draft()
     admitted = farm.ledger.admit(draft, 0.0)
     core = farm.farm
@@ -197,7 +197,7 @@ def test_requests_are_served_while_a_large_submission_is_merged(farm):
             session = core.sessions.by_worker["w"]
             claim = core.assigner.request(session, "build", farm.now)
             assert claim is not None
-            core._claim(claim)
+            core.handout.claim(claim)
             assert core.feeder.nodes[claim.job_id].name == "small"
     assert chunks == 2_000 // admissions.MERGE_CHUNK
     farm.wait(0.5)

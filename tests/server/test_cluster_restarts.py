@@ -193,7 +193,7 @@ def test_a_stopping_server_gives_held_seats_back_and_places_nothing(farm):
     farm.accept("v")
     farm.take(StopRequested())
     assert farm.last("v", m.AbortCluster) is not None
-    assert farm.farm.is_settled
+    assert farm.farm.handout.is_settled
     farm.wait(35)
     farm.idle("v", "w")
     assert farm.attempts(cluster_id) == [(False, "PrepareFailed")]

@@ -32,7 +32,7 @@ def test_a_client_that_only_looks_at_the_status_is_not_forgotten(farm):
     for _ in range(4):
         farm.wait(COMMAND_SILENCE_SECS / 2, step=10)
         farm.send("client", m.CmdStatus(request=1))
-        assert farm.farm.shell_requests.pop() == (b"client", m.CmdStatus(request=1))
+        assert farm.farm.out.shell_requests.pop() == (b"client", m.CmdStatus(request=1))
 
 
 def test_a_silent_client_is_forgotten_and_told_so_when_it_comes_back(farm):
@@ -56,7 +56,7 @@ def test_a_worker_is_no_client(farm):
     for message in (m.CmdHello(versions=(1, 1)), m.CmdStatus(request=1)):
         answer = ask(farm, message, "w")
         assert (type(answer), answer.code) == (m.Error, 400)
-    assert not farm.farm.shell_requests
+    assert not farm.farm.out.shell_requests
 
 
 # -- names -------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_cancelling_what_waits_for_a_retry_ends_it(farm):
 def test_a_full_ledger_queue_refuses_the_request_and_nothing_else(farm):
     farm.farm.refuse_query(Query("foreign", "foreign_changes"), farm.now)
     farm.farm.receive(_frame(m.CmdJobs(request=7)), farm.now)
-    [query], farm.farm.queries = farm.farm.queries, []
+    [query], farm.farm.out.queries = farm.farm.out.queries, []
     farm.farm.refuse_query(query, farm.now)
     farm.wait(0.5)
     refused = farm.answers[b"client"][-1]
@@ -238,7 +238,7 @@ def test_a_full_ledger_queue_refuses_the_request_and_nothing_else(farm):
 
 def test_a_ledger_that_cannot_be_read_is_said_in_one_line(farm):
     farm.farm.receive(_frame(m.CmdJobs(request=7)), farm.now)
-    [query], farm.farm.queries = farm.farm.queries, []
+    [query], farm.farm.out.queries = farm.farm.out.queries, []
     farm.take(_failed_answer(query.token))
     refused = farm.answers[b"client"][-1]
     assert (refused.code, "disk I/O" in refused.message) == (1, True)
@@ -270,13 +270,13 @@ def test_actors_can_be_killed_only_with_chaos(make_farm):
     answer = ask(harness, kill)
     assert (type(answer), answer.code) == (m.Error, 400)
     assert "CmdKillActor" in answer.message
-    assert not harness.farm.shell_requests
+    assert not harness.farm.out.shell_requests
     harness = make_farm(chaos=True)
     assert ask(harness, kill).reason == "no session: say CmdHello first"
     harness.send("client", m.CmdHello(versions=(1, 1)))
     harness.send("client", kill)
-    assert harness.farm.shell_requests == [(b"client", kill)]
+    assert harness.farm.out.shell_requests == [(b"client", kill)]
     harness.worker("w")
     answer = ask(harness, kill, "w")
     assert (type(answer), answer.code) == (m.Error, 400)
-    assert len(harness.farm.shell_requests) == 1
+    assert len(harness.farm.out.shell_requests) == 1

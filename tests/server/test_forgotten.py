@@ -22,7 +22,7 @@ def test_a_report_whose_commit_failed_is_asked_for_again(farm):
     given = farm.request("w")
     farm.fail_commits = 1
     farm.complete("w", given)
-    assert farm.farm.has_unwritten
+    assert farm.farm.handout.has_unwritten
     farm.start_dispatch(has_forgotten=True)
     ack = come_back(farm, given)
     assert ack.resumed == [given.assignment_id]
@@ -37,7 +37,7 @@ def test_so_is_the_end_of_an_evaluation_whose_batch_is_not_in_yet(farm):
     farm.auto_admit = False
     farm.send("w", batch(given, job("x")))
     farm.complete("w", given)
-    assert farm.farm.has_unwritten
+    assert farm.farm.handout.has_unwritten
     farm.auto_admit = True
     farm.start_dispatch(has_forgotten=True)
     assert come_back(farm, given).resumed == [given.assignment_id]
@@ -54,6 +54,6 @@ def test_with_all_written_sessions_go_on(farm, is_running):
     given = farm.request("w")
     if not is_running:
         farm.complete("w", given)
-    assert not farm.farm.has_unwritten
+    assert not farm.farm.handout.has_unwritten
     farm.start_dispatch()
     assert not [a for a in farm.answers[b"w"] if isinstance(a, m.Reject)]

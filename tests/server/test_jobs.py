@@ -152,7 +152,7 @@ def test_a_lost_race_moves_on_and_three_more_tries_are_all(farm):  # 69, 70
     assert farm.request("w").job.name == "j1"
     steal("j2", "j3", "j4", "j5")
     assert farm.request("w") is None
-    assert farm.farm.lost_races == 5
+    assert farm.farm.handout.lost_races == 5
     other.close()
 
 
@@ -630,7 +630,7 @@ def test_a_held_completion_that_dispatch_forgot_is_no_claim_for_ever(farm):
     farm.auto_admit = False
     farm.send("w", batch(given, job("a")))
     assert not any(isinstance(a, m.Recorded) for a in farm.complete("w", given))
-    farm.farm.admissions_out = []  # taken by the ledger, which answers nobody
+    farm.farm.out.admissions = []  # taken by the ledger, which answers nobody
     farm.auto_admit = True
     farm.start_dispatch()
     farm.wait(11)

@@ -123,7 +123,9 @@ class SimServer:
             self._commit_deferred()
         for request in list(self.admitting):
             self._admit(request)
-        has_forgotten = self.is_broken or (self.farm is not None and self.farm.has_unwritten)
+        has_forgotten = self.is_broken or (
+            self.farm is not None and self.farm.handout.has_unwritten
+        )
         self.is_broken = False
         self.inbox = [e for e in self.inbox if not isinstance(e, Committed | CommitFailed)]
         self.watch.dispatch_started(self.sessions)
@@ -246,15 +248,15 @@ class SimServer:
 
     def _commit(self) -> None:
         farm, now = self.farm, self.clock.now
-        while (batch := farm.next_batch(now)) is not None:
+        while (batch := farm.handout.next_batch(now)) is not None:
             self.batches = batch.number
             if self.crash_next and self.random.random() < 0.3:
                 raise Crashed
             if self.is_broken:
-                farm.commit_failed(batch.number, now)
+                farm.handout.commit_failed(batch.number, now)
                 continue
             if not self.deferred and self.random.random() < self.faults.failing_commits:
-                farm.commit_failed(batch.number, now)
+                farm.handout.commit_failed(batch.number, now)
                 continue
             if self.deferred or self.random.random() < self.faults.deferred_commits:
                 self.deferred.append(batch)
@@ -265,8 +267,8 @@ class SimServer:
             results = self._apply(batch)
             if self.crash_next:
                 raise Crashed
-            farm.committed(batch.number, results, now)
-        if farm.wants_sync and not self.is_syncing:
+            farm.handout.committed(batch.number, results, now)
+        if farm.handout.wants_sync and not self.is_syncing:
             self.is_syncing = True
             self.clock.after(self._disk_takes(0.02), self._sync)
 
@@ -310,17 +312,17 @@ class SimServer:
 
     def _send(self) -> bool:
         farm, now = self.farm, self.clock.now
-        if not farm.out:
+        if not farm.out.frames:
             return False
         by_peer: dict[bytes, list[Any]] = {}
-        for peer, frame, claim in farm.out:
+        for peer, frame, claim in farm.out.frames:
             by_peer.setdefault(peer, []).append((frame, claim))
-        farm.out = []
+        farm.out.frames = []
         for peer, items in by_peer.items():
             if not self._put(peer, [frame for frame, _ in items]):
                 for _, claim in items:
                     if claim is not None:
-                        farm.undeliverable(claim, now)
+                        farm.handout.undeliverable(claim, now)
                 farm.peer_gone(peer, now)
         return True
 
@@ -347,7 +349,7 @@ class SimServer:
 
     def _hand_out(self) -> None:
         farm = self.farm
-        events, farm.pager = farm.pager, []
+        events, farm.out.pager = farm.out.pager, []
         if events and self._is_full() and not isinstance(events[0], Reset):
             self.post(PagerStarted())
             events = []
@@ -357,7 +359,7 @@ class SimServer:
                 self.pager_is_new = False
             if not self.pager_is_new:
                 self._tell_pager(event)
-        for request in farm.admissions_out:
+        for request in farm.out.admissions:
             if self._is_full():
                 farm.refuse_admission(request, self.clock.now)
                 self.clock.after(0.0, lambda: self.is_up and self.turn(lambda: None))
@@ -365,8 +367,8 @@ class SimServer:
             self.admitting.append(request)
             delay = self._disk_takes(0.1)
             self.clock.after(delay, lambda request=request: self._admit(request))
-        farm.admissions_out = []
-        for query in farm.queries:
+        farm.out.admissions = []
+        for query in farm.out.queries:
             if self._is_full():
                 farm.refuse_query(query, self.clock.now)
                 self.clock.after(0.0, lambda: self.is_up and self.turn(lambda: None))
@@ -375,7 +377,7 @@ class SimServer:
             if isinstance(result, Rebuild):
                 self.watch.rebuilt(result)
             self.post(Answer(query.token, result))
-        farm.queries, farm.logs, farm.shell_requests = [], [], []
+        farm.out.queries, farm.out.logs, farm.out.shell_requests = [], [], []
         self._page()
 
     def _admit(self, request: AdmissionRequest) -> None:

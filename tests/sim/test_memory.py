@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from actors.server import feeder, history, ranks
+from actors.server import changes, feeder, history, ranks
 from tests.sim.server import SimServer
 from tests.sim.watch import Watch
 from tests.sim.world import Client, World
@@ -101,6 +101,7 @@ def test_hours_of_traffic_leave_memory_flat(monkeypatch):
     monkeypatch.setattr(history, "KEPT_SAMPLES", 3)
     monkeypatch.setattr(history, "MAX_RECENT_BUILDS", 20)
     monkeypatch.setattr(ranks, "_KEPT", 10)
+    monkeypatch.setattr(changes, "MAX_CHANGES", 20)
     hours = HoursOfTraffic(1)
     hours.run()
     logging.disable(logging.NOTSET)

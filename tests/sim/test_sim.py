@@ -22,8 +22,8 @@ from actors.server import feeder, jobs, pager, pool, reports
 from actors.server.assigner import Assigner
 from actors.server.clusters.coordinator import Coordinator
 from actors.server.effects import Tell
-from actors.server.farm import Farm
 from actors.server.feeder import Feeder
+from actors.server.handout import Handout
 from actors.server.jobs import job_map
 from actors.server.pager import Pager
 from actors.server.settlement import Settlement
@@ -121,17 +121,17 @@ def _offered_twice(patch):
 
 
 def _assigned_before_the_row(patch):
-    claim_it = Farm._claim
+    claim_it = Handout.claim
 
     def too_early(self, claim):
-        session = self.sessions.by_id[claim.session]
-        job = job_map(self.feeder.nodes[claim.job_id], claim.entry)
+        session = self._sessions.by_id[claim.session]
+        job = job_map(self._feeder.nodes[claim.job_id], claim.entry)
         frame = assign_job(claim.job_id, claim.assignment_id, job)
-        self.out.append((session.peer, frame, claim))
+        self._out.frames.append((session.peer, frame, claim))
         claim_it(self, claim)
 
-    patch(Farm, "_claim", too_early)
-    patch(Farm, "next_batch", _once_in_a_while(Farm.next_batch))
+    patch(Handout, "claim", too_early)
+    patch(Handout, "next_batch", _once_in_a_while(Handout.next_batch))
 
 
 def _once_in_a_while(next_batch):
@@ -184,7 +184,7 @@ def _orphans_never_released(patch):
 
 
 def _claim_of_a_failed_commit_lost(patch):
-    patch(Farm, "_give_back", lambda self, claim, _: self.assigner.release(claim))
+    patch(Handout, "_give_back", lambda self, claim, _: self._assigner.release(claim))
 
 
 def _batches_out_of_order(patch):
@@ -227,7 +227,7 @@ def _failed_commit_taken_for_done(patch):
         writes, _ = self._settlement._batches[number]
         self.committed(number, [True] * len(writes), now)
 
-    patch(Farm, "commit_failed", go_on)
+    patch(Handout, "commit_failed", go_on)
 
 
 def _retry_waits_for_the_wall_clock(patch):
