@@ -154,7 +154,7 @@ def test_to_nix_own_hook_the_cache_is_a_machine_that_has_built_it() -> None:
         (
             (
                 b'@nix {"action":"msg","level":3,"msg":"copying"}\n# accept\nfile:///c\n'
-                b'@nix {"action":"msg","level":0,"msg":"\\u001b[31;1merror:\\u001b[0m no\\n  room"}\n'
+                b'@nix {"action":"msg","level":0,"msg":"\\u001b[31merror:\\u001b[0m no\\n room"}\n'
             ),
             "accept",
             "no room",
