@@ -10,9 +10,9 @@ It never stands in the way of a build: where there is no farm, or no use for it,
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -29,11 +29,12 @@ from actors.nix import hook as protocol
 from actors.nix import wire
 from actors.nix.aterm import BadDerivation, parse
 from actors.nix.hook import EXIT_MISC, Request
-from actors.nix.settings import BadKey, BadStore, Nix, plain, store_root
+from actors.nix.settings import BadKey, BadStore, Nix, store_root
 from actors.nix.wire import BadFrame
 from bin.client import Steady, connected, steady
 from bin.errors import CommandError
 from bin.hook_guard import Guard
+from bin.hook_import import LOG_FD, import_outputs, run_nix
 from bin.hook_slots import NoSlots, Slots
 from bin.options import DEFAULT_SERVER, Target
 from bin.parts import cut
@@ -55,7 +56,7 @@ CONFIG = "/etc/headrace/hook.toml"
 KEYS = (
     "server", "cache", "cache-key", "server-key", "key", "project", "connect-timeout", "max-builds",
 )  # fmt: skip
-LOG_FD = 4
+_APART_IN_MACHINES = re.compile(r"[\s;#]")
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.01, 0.3
 DEFAULT_MAX_BUILDS = 100
 PATIENCE_SECS = 30.0
@@ -110,6 +111,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]
             found[key] = value
     if not found.get("cache"):
         raise BadSettings(f"no cache: set `cache` in {path}, or HEADRACE_CACHE")
+    if _APART_IN_MACHINES.search(str(found["cache"])):
+        raise BadSettings(f"the cache {found['cache']!r}: write blanks, ; and # as %20, %3B, %23")
     return {key: str(value) for key, value in found.items()}
 
 
@@ -134,7 +137,7 @@ class _Hook:
             _path(settings.get("key")),
             _number(settings, "connect-timeout", 2),
         )
-        self._most = int(_number(settings, "max-builds", DEFAULT_MAX_BUILDS))
+        self._most = max(1, int(_number(settings, "max-builds", DEFAULT_MAX_BUILDS)))
         self._slots = Slots()
         self._guard = Guard(self._cancel)
 
@@ -167,7 +170,8 @@ class _Hook:
         if status != "Completed":
             _say(f"headrace: {job.drv_path}: {reply.explanation['reason']['text']}")
             return protocol.exit_code(status)
-        return self._import([job.outputs[name] for name in accepted.wanted])
+        import_outputs(self._nix, self._told, job, accepted.wanted, self._most)
+        return 0
 
     async def _negotiate(self, connector: Connector) -> SubmittedJob | None:
         """Answers requests; the derivation that was accepted, or None when Nix asks no more."""
@@ -205,7 +209,8 @@ class _Hook:
 
     def _copy_inputs(self, inputs: list[str]) -> None:
         if inputs:
-            self._run_nix(self._nix.copy_to_cache(inputs), "copy the inputs to the cache")
+            command = self._nix.copy_to_cache(inputs)
+            run_nix(command, self._nix.environment(), "copy the inputs to the cache")
 
     def _cancel(self, job_id: str) -> None:
         """In the guard: the hook was killed."""
@@ -215,23 +220,6 @@ class _Hook:
                 await farm.ask(CmdCancel(request=0, targets=[job_id]), CmdCancelReply)
 
         run(self._target, ask)
-
-    def _import(self, outputs: list[str]) -> int:
-        # Nix holds the locks of the outputs for us; a program of ours must not wait for them.
-        held = {"NIX_HELD_LOCKS": " ".join(outputs)}
-        self._run_nix(self._nix.copy_from_cache(outputs), "import the outputs", held)
-        return 0
-
-    def _run_nix(
-        self, command: list[str], what: str, more: Mapping[str, str] | None = None
-    ) -> None:
-        env = self._nix.environment() | dict(more or {})
-        done = subprocess.run(  # noqa: S603 - Nix
-            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-        if done.returncode:
-            said = plain(done.stderr.decode(errors="replace"))
-            raise CommandError(f"cannot {what}: {said}", EXIT_MISC)
 
 
 async def _pass_log_on(asker: Steady, job_id: str) -> None:

@@ -1,8 +1,8 @@
 """Evaluating a Nix file or flake: which attributes are meant, and the commands that say it.
 
 Two steps. `expand` lists the attribute paths that a pattern stands for, without forcing more than
-names need; `instantiate` turns attribute paths into `.drv` files, all in one process where none
-fails, and one by one to find out which do.
+names need; `jobs` is the expression of what stands there, which `instantiate` or nix-eval-jobs turn
+into `.drv` files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from msgspec import Struct
 
 from actors.nix.settings import plain
 
+FILE = "jobs.nix"
 MAX_ATTRIBUTES = 10_000
 _SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_'-]*")
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ADVICE = re.compile(r" ?\(use '--show-trace' to [^)]*\)")
 _WARNINGS = ("warning:", "evaluation warning:", "trace:")
 _NOISE = ("you did not specify '--add-root'", "Git tree")
 
@@ -55,6 +58,30 @@ let
 in map (tries: expand root (choose root tries)) (builtins.fromJSON PATTERNS)
 """
 
+_JOBS = """
+let
+  call = v: if builtins.isFunction v then v {} else v;
+  isPlace = v: n: builtins.isList v && builtins.match "[0-9]{1,9}" n != null
+    && builtins.fromJSON n < builtins.length v;
+  get = text: v0: p:
+    let v = call v0; n = builtins.head p; rest = builtins.tail p; in
+    if p == [] then v
+    else if builtins.isAttrs v && v ? ${n} then get text v.${n} rest
+    else if isPlace v n then get text (builtins.elemAt v (builtins.fromJSON n)) rest
+    else throw "attribute '${n}' in selection path '${text}' not found";
+  item = list: i: { name = "item${toString i}"; value = builtins.elemAt list i; };
+  set = list: builtins.listToAttrs (builtins.genList (item list) (builtins.length list));
+  open = v:
+    if builtins.isList v then open (set v)
+    else if !(builtins.isAttrs v)
+      then throw "expression does not evaluate to a derivation (or a set or list of those)"
+    else if (v.type or null) == "derivation" then v
+    else v // { recurseForDerivations = true; };
+  root = ROOT;
+  job = name: asked: open (get asked.text root asked.path);
+in builtins.mapAttrs job (builtins.fromJSON JOBS)
+"""
+
 
 class BadAttribute(ValueError):
     """An attribute cannot be meant; the text is one line."""
@@ -75,16 +102,23 @@ def nix_file(ref: str) -> Source:
     path = Path(ref)
     if not path.is_absolute():
         raise BadAttribute(f"the Nix file {ref!r} must be an absolute path")
-    if not path.exists():
-        raise BadAttribute(f"there is no {ref} on this worker: it must be on a shared path")
-    return Source(f"import {_quoted(str(path))}", ((),))
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise BadAttribute(
+            f"there is no {ref} on this worker: it must be on a shared path"
+        ) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadAttribute(f"cannot read {ref!r} on this worker: {why}") from None
+    return Source(f"import {quoted(str(path))}", ((),))
 
 
 def flake(ref: str, system: str) -> Source:
     """A flake reference without a fragment."""
     prefixes = (("packages", system), ("legacyPackages", system), ("checks", system), ())
     defaults = (("packages", system, "default"), ("defaultPackage", system))
-    return Source(f"builtins.getFlake {_quoted(ref)}", defaults, prefixes)
+    return Source(f"builtins.getFlake {quoted(ref)}", defaults, prefixes)
 
 
 def split(attribute: str) -> tuple[str, ...]:
@@ -94,7 +128,7 @@ def split(attribute: str) -> tuple[str, ...]:
         match = re.match(r'(?:"((?:[^"\\]|\\.)*)"|([^".]+))(?:\.(?=.)|$)', rest)
         if match is None:
             raise BadAttribute(f"attribute {attribute!r} is not a path of names")
-        names.append(match[1] if match[1] is not None else match[2])
+        names.append(match[2] if match[1] is None else _ESCAPED.sub(r"\1", match[1]))
         rest = rest[match.end() :]
     if not names:
         raise BadAttribute("an attribute is empty")
@@ -103,7 +137,7 @@ def split(attribute: str) -> tuple[str, ...]:
 
 def joined(path: Sequence[str]) -> str:
     """The attribute path as Nix reads it."""
-    return ".".join(n if _SIMPLE.fullmatch(n) else _quoted(n) for n in path)
+    return ".".join(n if _SIMPLE.fullmatch(n) else quoted(n) for n in path)
 
 
 def expand(source: Source, attributes: Sequence[str]) -> list[str]:
@@ -113,7 +147,7 @@ def expand(source: Source, attributes: Sequence[str]) -> list[str]:
     else:
         tries = [[list(path) for path in source.defaults]]
     expression = _EXPAND.replace("ROOT", source.expression, 1)
-    expression = expression.replace("PATTERNS", _quoted(json.dumps(tries)), 1)
+    expression = expression.replace("PATTERNS", quoted(json.dumps(tries)), 1)
     return ["--eval", "--strict", "--json", "--expr", expression]
 
 
@@ -129,16 +163,27 @@ def expanded(output: bytes) -> list[tuple[str, ...]]:
     return paths
 
 
-def instantiate(source: Source, paths: Sequence[Sequence[str]]) -> list[str]:
-    """Arguments of `nix-instantiate` that make the `.drv` files of attribute paths."""
-    chosen = [word for path in paths if path for word in ("-A", joined(path))]
-    return ["--expr", source.expression, *chosen]
+def jobs(source: Source, paths: Sequence[Sequence[str]]) -> str:
+    """The text of `FILE`: a set whose attribute `a7` is what stands at the path number 7.
+
+    Evaluators do not take all names as they are: to them a number is an index, and a quote ends a
+    name. These they never see.
+    """
+    asked = {
+        f"a{number}": {"path": path, "text": joined(path)} for number, path in enumerate(paths)
+    }
+    text = _JOBS.replace("ROOT", source.expression, 1)
+    return text.replace("JOBS", quoted(json.dumps(asked)), 1)
+
+
+def instantiate(numbers: Sequence[int]) -> list[str]:
+    """Arguments of `nix-instantiate` that make the `.drv` files of some of these."""
+    return [FILE, *(word for number in numbers for word in ("-A", f"a{number}"))]
 
 
 def instantiated(output: bytes) -> list[str]:
-    """The drv paths printed, without repetitions; `x.drv!dev` names a derivation, too."""
-    lines = output.decode(errors="replace").split()
-    return list(dict.fromkeys(line.partition("!")[0] for line in lines))
+    """The drv paths printed; `x.drv!dev` names a derivation, too."""
+    return [line.partition("!")[0] for line in output.decode(errors="replace").split()]
 
 
 def messages(log: bytes) -> tuple[list[str], str]:
@@ -149,11 +194,22 @@ def messages(log: bytes) -> tuple[list[str], str]:
         line = plain(raw)
         if error or line.startswith("error:"):
             error.append(line)
-        elif line.startswith(_WARNINGS) and not any(noise in line for noise in _NOISE):
+        elif _is_warning(line):
             warnings.append(line)
-    return warnings, plain(" ".join(error)).removeprefix("error: ")
+    return warnings, _ADVICE.sub("", plain(" ".join(error))).removeprefix("error: ")
 
 
-def _quoted(text: str) -> str:
+def warnings_among(log: bytes) -> list[str]:
+    """The warnings where errors may stand between them."""
+    return [line for line in map(plain, log.decode(errors="replace").splitlines())
+            if _is_warning(line)]  # fmt: skip
+
+
+def _is_warning(line: str) -> bool:
+    return line.startswith(_WARNINGS) and not any(noise in line for noise in _NOISE)
+
+
+def quoted(text: str) -> str:
+    """A string as it stands in a Nix expression."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${")
     return f'"{escaped}"'

@@ -16,7 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from actors.nix import wire
-from actors.nix.wire import BadFrame, Reply
+from actors.nix.settings import plain
+from actors.nix.wire import BadFrame, Reply, Writer
 from transport import messages as m
 
 Answer = Literal["accept", "decline", "decline-permanently", "postpone"]
@@ -135,3 +136,48 @@ def exit_code(status: str) -> int:
     """For a job that has ended."""
     codes = {"Completed": 0, "TimedOut": EXIT_TIMED_OUT, "Aborted": EXIT_MISC}
     return codes.get(status, EXIT_FAILED)
+
+
+# -- importing the outputs -------------------------------------------------------------------------
+
+
+def import_request(
+    told: Mapping[str, str], drv: m.SubmittedJob, wanted: Sequence[str], cache: str, slots: int
+) -> bytes:
+    """What makes Nix's own hook import the outputs of a derivation from a cache.
+
+    Nix holds the locks of the outputs, and only its own hook may import without them. To that one
+    the cache is a machine that has built the derivation already. The inputs, which it would copy
+    there first, are kept from it.
+    """
+    features = ",".join(drv.required_features) or "-"
+    machine = f"{cache} {drv.system} - {slots} 1 {features} -"
+    # What a moment ago was not there is now.
+    fresh = {"narinfo-cache-negative-ttl": "0", "narinfo-cache-positive-ttl": "0"}
+    written = Writer()
+    for name, value in {**told, **fresh, "builders": machine}.items():
+        written.integer(1).string(name).string(value)
+    written.integer(0)
+    written.string("try").boolean(False).string(drv.system).string(drv.drv_path)
+    written.strings(drv.required_features).strings([]).strings(wanted)
+    return written.done()
+
+
+def answered(said: bytes) -> tuple[str, str]:
+    """From the standard error of Nix's own hook: its answer, and what went wrong on one line."""
+    answer, errors = "", []
+    for line in said.decode(errors="replace").splitlines():
+        if line.startswith("# ") and not answer:
+            answer = line[2:]
+        elif line.startswith("@nix "):
+            errors += _error_of(line[5:])
+    return answer, plain(" ".join(errors)).removeprefix("error: ")
+
+
+def _error_of(text: str) -> list[str]:
+    try:
+        told = json.loads(text)
+        is_error = told["action"] == "msg" and told["level"] == 0
+        return [str(told["msg"])] if is_error else []
+    except (ValueError, LookupError, TypeError):
+        return []

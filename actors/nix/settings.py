@@ -85,11 +85,10 @@ class Nix(Struct, frozen=True):
             key["secret-key"] = str(self.key_file.absolute())
         return with_parameters(uri, key)
 
-    def copy_from_cache(self, paths: list[str]) -> list[str]:
-        """The command that copies paths of the cache, with all they refer to, to the store."""
-        assert self.cache is not None
-        unsigned = [] if self.key_file is not None else ["--no-check-sigs"]
-        return ["nix", "copy", *unsigned, *self.store_option, "--from", self.cache, *paths]
+    def check_signatures(self, paths: list[str], store: str | None) -> list[str]:
+        """The command that fails if paths of a store or cache are not signed by a trusted key."""
+        chosen = [] if store is None else ["--store", store]
+        return ["nix", "store", "verify", "--no-contents", *chosen, *paths]
 
     @property
     def _signs_itself(self) -> bool:

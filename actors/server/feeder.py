@@ -41,6 +41,8 @@ from transport import messages as m
 MAX_BACKOFF_SECS = 3600.0
 REBUILD = "rebuild "
 """Begins the tokens of queries for what makes lost paths; a job id follows."""
+MAX_REBUILDS = 3
+"""How often one job may have its inputs built again, however many attempts it has left."""
 MAX_SIZES = 1_000_000
 """NAR sizes kept in memory; beyond it the oldest are forgotten and count as unknown."""
 
@@ -271,6 +273,9 @@ class Feeder:
             self._end(node, "TimedOut", error, now)
         elif kind == "Permanent" or node.attempts >= self._max_attempts:
             self._end(node, "Failed", error, now)
+        elif kind == "InputsUnavailable" and node.rebuilds >= MAX_REBUILDS:
+            why = f"its inputs are lost again after {node.rebuilds} rebuilds: {error}"
+            self._end(node, "Failed", why, now)
         else:
             node.retry_at = now + self._backoff(node)
             node.error = error
@@ -304,6 +309,7 @@ class Feeder:
         if waiter is not None and waiter.lacks:
             lacks, waiter.lacks = waiter.lacks, frozenset()
             if self._wait_again(waiter, lacks):
+                waiter.rebuilds += 1
                 self._record(waiter, now)
             elif waiter.retry_at is not None:
                 heapq.heappush(self._retries, (waiter.retry_at, waiter.job_id))

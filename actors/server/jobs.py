@@ -48,6 +48,8 @@ class Node:
     error: str | None = None
     lacks: frozenset[str] = frozenset()
     """Paths it needs that its worker could get nowhere; the ledger is looking for their makers."""
+    rebuilds: int = 0
+    """How often it has waited for inputs to be built again; a restarted server counts anew."""
     requesters: frozenset[str] = frozenset()
     waits_for: int = 0
     """How many of its inputs are not built."""

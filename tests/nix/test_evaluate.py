@@ -18,6 +18,7 @@ from actors.nix.evaluate import BadAttribute, joined, split
         ('a."b.c".d', ("a", "b.c", "d")),
         ("packages.*", ("packages", "*")),
         ("x-y_z'.1", ("x-y_z'", "1")),
+        (r'a."b\"c\\"', ("a", 'b"c\\')),
     ],
 )
 def test_an_attribute_is_a_path_of_names(attribute: str, path: tuple[str, ...]) -> None:
@@ -45,6 +46,10 @@ def test_a_file_must_be_there(tmp_path) -> None:
         evaluate.nix_file(str(tmp_path / "none.nix"))
     with pytest.raises(BadAttribute, match="absolute"):
         evaluate.nix_file("default.nix")
+    with pytest.raises(BadAttribute, match="File name too long"):
+        evaluate.nix_file("/" + "x" * 300)
+    with pytest.raises(BadAttribute, match="null byte"):
+        evaluate.nix_file("/x\0y")
 
 
 def test_what_nix_says_is_taken_apart() -> None:
@@ -58,8 +63,8 @@ def test_what_nix_says_is_taken_apart() -> None:
     assert error == "first \u2026 while"
 
 
-def test_printed_paths_are_taken_once() -> None:
-    output = b"/nix/store/a.drv\n/nix/store/b.drv!dev\n/nix/store/b.drv\n"
+def test_one_of_the_outputs_names_its_derivation() -> None:
+    output = b"/nix/store/a.drv\n/nix/store/b.drv!dev\n"
     assert evaluate.instantiated(output) == ["/nix/store/a.drv", "/nix/store/b.drv"]
     with pytest.raises(BadAttribute):
         evaluate.expanded(b"nonsense")

@@ -127,6 +127,45 @@ def test_exit_codes_are_those_that_nix_expects(status, code):
     assert hook.exit_code(status) == code
 
 
+def test_to_nix_own_hook_the_cache_is_a_machine_that_has_built_it() -> None:
+    drv = m.SubmittedJob(
+        drv_path="/nix/store/x.drv", name="x", system="x86_64-linux",
+        required_features=["kvm", "gpu"], outputs={"out": "/nix/store/x"},
+        input_drvs=[], input_srcs=[],
+    )  # fmt: skip
+    told = {"store": "/srv", "builders": "@/etc/nix/machines", "narinfo-cache-negative-ttl": "9"}
+    read = reader(hook.import_request(told, drv, ["out"], "file:///c?trusted=1", 7))
+    assert wire.read(hook.settings(), read) == {
+        "store": "/srv",
+        "builders": "file:///c?trusted=1 x86_64-linux - 7 1 kvm,gpu -",
+        "narinfo-cache-negative-ttl": "0",
+        "narinfo-cache-positive-ttl": "0",
+    }
+    asked = hook.Request(False, "x86_64-linux", "/nix/store/x.drv", frozenset({"kvm", "gpu"}))
+    assert wire.read(hook.request(), read) == asked
+    assert wire.read(hook.accepted(), read) == hook.Accepted([], ["out"])
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "error"),
+    [
+        (b'@nix {"action":"start","id":1}\n# accept\nfile:///c\n', "accept", ""),
+        (b"# postpone\n", "postpone", ""),
+        (
+            (
+                b'@nix {"action":"msg","level":3,"msg":"copying"}\n# accept\nfile:///c\n'
+                b'@nix {"action":"msg","level":0,"msg":"\\u001b[31merror:\\u001b[0m no\\n room"}\n'
+            ),
+            "accept",
+            "no room",
+        ),
+        (b"@nix nonsense\n@nix [1]\n\xff", "", ""),
+    ],
+)
+def test_what_nix_own_hook_says_is_understood(said, answer, error):
+    assert hook.answered(said) == (answer, error)
+
+
 def test_settings_are_of_the_environment_and_a_file(tmp_path) -> None:
     file = tmp_path / "hook.toml"
     env = {"HEADRACE_HOOK_CONFIG": str(file)}
@@ -137,6 +176,9 @@ def test_settings_are_of_the_environment_and_a_file(tmp_path) -> None:
     assert read_settings(env | {"HEADRACE_SERVER": "ipc:///s"})["server"] == "ipc:///s"
     file.write_text('cach = "x"')
     with pytest.raises(BadSettings, match="unknown key 'cach'"):
+        read_settings(env)
+    file.write_text('cache = "file:///a b"')
+    with pytest.raises(BadSettings, match="%20"):
         read_settings(env)
     file.write_text("nonsense")
     with pytest.raises(BadSettings, match=r"hook\.toml"):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.nix.real import ChrootStore, build, needs_nix
 from tests.nix.webcache import WebCache
+from tests.processes.beside_nix import assert_equal_to_plain
 from tests.processes.conftest import until
 
 pytestmark = [needs_nix, pytest.mark.processes]
@@ -71,23 +72,6 @@ def give(farm, plain: ChrootStore, drv_paths: list[str], cache: str | None) -> N
     graph = plain.run("nix", "show-derivation", "-r", *drv_paths).stdout
     done = farm.run("submit", "-", stdin=graph)
     assert done.returncode == 0, done.stderr
-
-
-def assert_equal_to_plain(farm, plain: ChrootStore, drv_paths: list[str]) -> None:
-    """Everything below was built once by somebody, and is what plain Nix builds."""
-    plain.run("nix-store", "--realise", "-j2", *drv_paths, seconds=300)
-    closure = plain.run("nix-store", "-qR", *drv_paths).stdout.split()
-    drvs = [path for path in closure if path.endswith(".drv")]
-    expected = {}
-    for drv in drvs:
-        for output in plain.derivation(drv).outputs.values():
-            expected[output.path] = plain.path(output.path)
-    hashes = dict(farm.rows("select path, nar_hash from store_path where nar_hash is not null"))
-    assert hashes.keys() == expected.keys()
-    told = plain.run("nix-store", "-q", "--hash", *hashes).stdout.split()
-    assert list(hashes.values()) == told
-    completed = farm.rows("select outcome from dispatched_job where outcome = 'Completed'")
-    assert len(completed) == len(drvs)
 
 
 @pytest.fixture(params=["file", "http"])

@@ -38,6 +38,10 @@ in rec {
   fails = drv "fails" "echo last words; exit 7" [ ];
   slow = drv "slow" "echo slowly; while :; do :; done" [ ];
   patient = drv "patient" "echo waiting; sleep 3; echo done > $out" [ ];
+  pair = derivation {
+    name = "pair"; system = builtins.currentSystem; builder = "/bin/sh"; outputs = [ "out" "dev" ];
+    args = [ "-c" "echo dev > $dev; echo out refers to $dev > $out" ];
+  };
   far = derivation {
     name = "far"; system = "riscv64-linux"; builder = "/bin/sh"; args = [ "-c" "echo > $out" ];
   };
@@ -46,8 +50,9 @@ in rec {
 
 
 @pytest.fixture
-def nix_farm(farm, tmp_path, monkeypatch):
-    """A server and two workers; they share nothing but a cache."""
+def nix_farm(request, farm, tmp_path, monkeypatch):
+    """A server and two workers; they share nothing but a cache. Parameter: the key they sign with,
+    by its name."""
     env = environment(tmp_path)
     monkeypatch.setenv("HOME", env["HOME"])
     monkeypatch.setenv("NIX_CONFIG", env["NIX_CONFIG"])
@@ -57,15 +62,28 @@ def nix_farm(farm, tmp_path, monkeypatch):
     (project / "text").write_text("hello\n")
     farm.server()
     farm.cache = f"file://{tmp_path}/cache"
+    key = getattr(request, "param", None)
+    signing = ("--cache-key", make_key(tmp_path, key)) if key else ()
     for name in ("w1", "w2"):
         farm._start(
             "worker", "--id", name, "--state-dir", str(tmp_path / name), "--executor", "nix",
             "--store", str(tmp_path / f"store-{name}"), "--cache", farm.cache,
-            "--cpu-core-score", "1",
+            "--cpu-core-score", "1", *signing,
         )  # fmt: skip
     farm.project = str(project)
     farm.plain = ChrootStore(tmp_path / "plain", env)
     return farm
+
+
+def make_key(folder: Path, name: str) -> str:
+    """A secret key of this name; the same when asked again."""
+    secret = folder / f"{name}.secret"
+    if not secret.exists():
+        subprocess.run(
+            ["nix-store", "--generate-binary-cache-key", name, secret, f"{secret}.public"],
+            check=True,
+        )
+    return str(secret)
 
 
 def plain(farm, attribute: str) -> tuple[str, str]:
@@ -230,6 +248,28 @@ def test_without_a_farm_nix_builds_itself(nix_farm):
     assert built.returncode == 0, built.stderr
     assert "cannot reach a server" in built.stderr
     assert "on 'headrace'" not in built.stderr
+
+
+@pytest.mark.parametrize(
+    ("nix_farm", "trusted", "code"),
+    [("farm-1", "farm-1", 0), ("farm-1", "other-1", 1), (None, "farm-1", 1)],
+    indirect=["nix_farm"],
+)
+def test_outputs_are_imported_only_if_they_are_signed(nix_farm, monkeypatch, trusted, code):
+    until_workers(nix_farm)
+    monkeypatch.setenv("HEADRACE_CACHE_KEY", make_key(nix_farm.folder, trusted))
+    built = nix_build(nix_farm, "pair")
+    assert built.returncode == code, built.stderr
+    assert builds(nix_farm) == {"pair": "Completed"}
+    store = ChrootStore(nix_farm.folder / "developer", os.environ)
+    drv = nix_farm.plain.run("nix-instantiate", nix_farm.project, "-A", "pair").stdout.strip()
+    outputs = [output.path for output in nix_farm.plain.derivation(drv).outputs.values()]
+    assert [store.is_valid(path) for path in outputs] == [code == 0, code == 0]
+    if code:
+        assert "cannot import the outputs: " in built.stderr
+        assert "is untrusted" in built.stderr
+    else:
+        assert store.read(built.stdout.strip()).startswith("out refers to /nix/store/")
 
 
 def test_machines_are_lines_of_nix(nix_farm):

@@ -65,6 +65,19 @@ def test_a_path_that_is_lost_again_and_again_fails_the_job_in_the_end(farm):
     assert farm.outcomes("lib") == ["Completed"] * 3
 
 
+def test_inputs_are_built_again_three_times_at_most(make_farm):
+    farm = make_farm(max_attempts=10)
+    farm.submit(job("lib"), job("main", "lib"))
+    farm.worker("w")
+    for _ in range(4):
+        run(farm, "lib")
+        lack(farm, farm.request("w"), "lib")
+    assert statuses(farm) == {"lib": "Completed", "main": "Failed"}
+    assert farm.request("w") is None
+    assert farm.outcomes("lib") == ["Completed"] * 4
+    assert farm.outcomes("main") == ["InputsUnavailable"] * 4
+
+
 def test_what_nobody_makes_is_waited_for_as_ever(make_farm):
     farm = make_farm(retry_backoff=10.0)
     farm.submit(job("lib"), job("main", "lib", input_srcs=["/nix/store/source"]))
