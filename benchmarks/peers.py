@@ -29,7 +29,6 @@ import json
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -94,8 +93,13 @@ def running(command: list[str], port: int, log: Path, user: str | None = None) -
         until_open(port, process)
         yield
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        # Not SIGINT: where the run itself was started in the background it is ignored.
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def rate(work: Callable[..., None], args: tuple[Any, ...], workers: int, seconds: float) -> float:

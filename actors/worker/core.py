@@ -349,7 +349,8 @@ class WorkerCore:
         unsent.clear()
 
     def _refused(self, reject: m.Reject, now: float) -> None:
-        hint = _REFUSALS.get(reject.code)
+        # What a server says that is about to stop needs nobody to do anything.
+        hint = None if "not accepting" in reject.reason else _REFUSALS.get(reject.code)
         text = f"the server refused this worker: {reject.reason} ({reject.code})"
         self._note("error", f"{text}; {hint}" if hint else text)
         self._refusals += 1

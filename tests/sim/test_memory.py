@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from actors.server import changes, feeder, history, ranks
+from actors.server.graph import JobGraph
 from tests.sim.server import SimServer
 from tests.sim.watch import Watch
 from tests.sim.world import Client, World
@@ -113,13 +114,13 @@ def test_hours_of_traffic_leave_memory_flat(monkeypatch):
 
 def test_a_leak_would_be_seen(monkeypatch):
     kept: list[object] = []
-    ended = feeder.Feeder._end
+    ended = JobGraph.end
 
     def leaky(self, node, *arguments, **options):
         self.leak = kept
         kept.append(node)
         ended(self, node, *arguments, **options)
 
-    monkeypatch.setattr(feeder.Feeder, "_end", leaky)
+    monkeypatch.setattr(JobGraph, "end", leaky)
     with pytest.raises(AssertionError, match=r"\[\d+, \d+"):
         test_hours_of_traffic_leave_memory_flat(monkeypatch)

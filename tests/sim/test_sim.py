@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from actors.ledger import actor as ledger_actor
 from actors.ledger.connection import Log
 from actors.ledger.port import AdmissionTaken
-from actors.server import feeder, jobs, pager, pool, reports
+from actors.server import graph, jobs, pager, pool, reports
 from actors.server.assigner import Assigner
 from actors.server.clusters.coordinator import Coordinator
 from actors.server.effects import Tell
 from actors.server.feeder import Feeder
+from actors.server.graph import JobGraph
 from actors.server.handout import Handout
 from actors.server.jobs import job_map
 from actors.server.pager import Pager
@@ -200,13 +201,13 @@ def _batches_out_of_order(patch):
 
 
 def _completed_inputs_not_waited_for(patch):
-    link = Feeder._link
+    link = JobGraph.link
 
     def impatient(self, node, known, now):
         link(self, node, known, now)
         node.waits_for = max(0, node.waits_for - 1)
 
-    patch(Feeder, "_link", impatient)
+    patch(JobGraph, "link", impatient)
 
 
 def _accepted_before_it_is_durable(patch):
@@ -253,7 +254,7 @@ def _seats_never_timed_out(patch):
 
 def _members_assigned_singly(patch):
     entry = jobs.pool_entry
-    patch(feeder, "pool_entry", lambda node, sizes: replace(
+    patch(graph, "pool_entry", lambda node, sizes: replace(
         entry(node, sizes), is_cluster_member=False
     ))  # fmt: skip
 

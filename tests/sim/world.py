@@ -318,7 +318,8 @@ class World:
         left = {
             "claims": assigner.claims, "open builds": assigner._open_builds,
             "orphans": assigner._orphans, "declines": assigner._declines,
-            "awaited": farm.feeder._awaited, "recent": farm.feeder._recent,
+            "awaited": farm.feeder._graph.awaited,
+            "recent": farm.feeder._graph.recent,
             "admissions": farm.admissions._sent, "waiting": farm.commands._waiting,
             "held reports": farm.reports._held, "clusters": farm.coordinator.clusters,
             "attempts": farm.coordinator.attempts, "kept": assigner.kept,

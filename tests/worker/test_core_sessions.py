@@ -88,6 +88,16 @@ def test_refusal_says_what_to_do_and_tries_again(driver, code, hint):
     assert names(worker.wait(2)) == ["InitConnection"]
 
 
+def test_of_a_server_that_is_about_to_stop_nobody_is_told_to_do_anything(driver):
+    worker = driver()
+    worker.step(e.Tick())
+    reason = "the server is stopping and not accepting connections"
+    worker.receive(m.Reject(code=403, reason=reason))
+    assert [note.text for note in worker.did(e.Note)] == [
+        f"the server refused this worker: {reason} (403)"
+    ]
+
+
 def test_frames_of_an_old_session_are_ignored(driver):
     worker = driver()
     worker.serve()
