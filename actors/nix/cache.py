@@ -7,15 +7,18 @@ entries themselves.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urljoin, urlsplit
 
+from actors.nix.hashes import BadHash, to_hex
 from actors.nix.narinfo import BadNarInfo, NarInfo, name_of, parse
 
 _TIMEOUT_SECS = 5.0
 _MAX_ENTRY_BYTES = 2**20
+_PIECE_BYTES = 2**20
 _FOUND, _GONE = range(200, 300), (403, 404, 410)
 """Caches in object stores answer 403 for what they do not have, and Nix takes it so."""
 
@@ -33,6 +36,10 @@ class Cache(Protocol):
 
     def size(self, name: str) -> int | None:
         """Bytes of a file, if it is there. Raises `CacheFailed`."""
+        ...
+
+    def sha256(self, name: str) -> str | None:
+        """Of a file of any size, in hexadecimal, if it is there. Raises `CacheFailed`."""
         ...
 
     def put(self, name: str, file: Path) -> None:
@@ -65,13 +72,27 @@ def entry(cache: Cache, store_path: str) -> NarInfo | None:
     return found if found is not None and found.store_path == store_path else None
 
 
-def holds(cache: Cache, store_path: str) -> bool:
-    """Whether the file that the entry names is there too, and whole. Raises `CacheFailed`."""
+def holds(cache: Cache, store_path: str, *, thoroughly: bool = False) -> bool:
+    """Whether the file that the entry names is there too, and whole; `thoroughly`: it is read, and
+    is what the entry says. Raises `CacheFailed`."""
     found = entry(cache, store_path)
     if found is None:
         return False
     size = cache.size(found.url)
-    return size is not None and found.file_size in (None, size)
+    if size is None or found.file_size not in (None, size):
+        return False
+    expected = _sha256_of(found) if thoroughly else None
+    return expected is None or cache.sha256(found.url) == expected
+
+
+def _sha256_of(found: NarInfo) -> str | None:
+    """That of the file, where the entry says it."""
+    is_plain = found.compression == "none"
+    try:
+        algorithm, digest = to_hex(found.nar_hash if is_plain else found.file_hash or "")
+    except BadHash:
+        return None
+    return digest if algorithm == "sha256" else None
 
 
 class FileCache:
@@ -92,6 +113,15 @@ class FileCache:
     def size(self, name: str) -> int | None:
         try:
             return (self._folder / name).stat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CacheFailed(f"{self._folder / name}: {error.strerror}") from None
+
+    def sha256(self, name: str) -> str | None:
+        try:
+            with (self._folder / name).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -127,6 +157,21 @@ class HttpCache:
         status, _, length = self._request("HEAD", name)
         return length if self._is_there(status, name) else None
 
+    def sha256(self, name: str) -> str | None:
+        digest = hashlib.sha256()
+        try:
+            self.close()
+            response = self._send("GET", name)
+            if not self._is_there(response.status, name):
+                return None
+            while piece := response.read(_PIECE_BYTES):
+                digest.update(piece)
+        except (OSError, http.client.HTTPException) as error:
+            raise CacheFailed(f"{self._url}{name}: {error or type(error).__name__}") from None
+        finally:
+            self.close()
+        return digest.hexdigest()
+
     def put(self, name: str, file: Path) -> None:
         status, _, _ = self._request("PUT", name, file.read_bytes())
         if status not in _FOUND:
@@ -156,15 +201,18 @@ class HttpCache:
         return self._request(method, name, body)
 
     def _ask(self, method: str, name: str, body: bytes | None) -> tuple[int, bytes, int | None]:
+        response = self._send(method, name, body)
+        data = response.read(_MAX_ENTRY_BYTES)
+        if not response.isclosed():
+            self.close()  # more than an entry has: not worth reading on
+        length = response.headers.get("Content-Length", "")
+        return response.status, data, int(length) if length.isdigit() else None
+
+    def _send(self, method: str, name: str, body: bytes | None = None) -> http.client.HTTPResponse:
         parts = urlsplit(urljoin(self._url, name))
         if self._connection is None:
             secure = parts.scheme == "https"
             kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
             self._connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECS)
         self._connection.request(method, parts.path, body)
-        response = self._connection.getresponse()
-        data = response.read(_MAX_ENTRY_BYTES)
-        if not response.isclosed():
-            self.close()  # more than an entry has: not worth reading on
-        length = response.headers.get("Content-Length", "")
-        return response.status, data, int(length) if length.isdigit() else None
+        return self._connection.getresponse()

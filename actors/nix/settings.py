@@ -22,7 +22,10 @@ _SETTINGS = (
     # The farm distributes; a worker builds what it was assigned, itself.
     "builders =",
     "extra-experimental-features = nix-command flakes",
+    # Of a cache that hangs; Nix itself would wait for 25 minutes.
     "connect-timeout = 10",
+    "stalled-download-timeout = 30",
+    "download-attempts = 3",
 )
 
 

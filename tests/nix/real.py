@@ -55,7 +55,8 @@ class ChrootStore:
 
     def instantiate(self, expression: str) -> str:
         """The drv path of a Nix expression."""
-        return self.run("nix-instantiate", "-E", expression).stdout.split()[-1]
+        said = self.run("nix-instantiate", "-E", expression).stdout.split()[-1]
+        return said.partition("!")[0]
 
     def path(self, store_path: str) -> Path:
         return self.folder / store_path[1:]

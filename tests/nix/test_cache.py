@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from actors.nix import narinfo
 from actors.nix.cache import CacheFailed, entry, holds, open_cache
+from actors.nix.hashes import to_nix32
 from actors.nix.narinfo import BadNarInfo
 from actors.worker.executors.nix_sizes import CacheSizes
 from tests.nix.real import build, needs_nix
 from tests.nix.webcache import WebCache
 
 PATH = "/nix/store/wz3gf9xa7c2kq5nrvm4d1pjhs0yb6l8i-hello-2.10"
+FILE_HASH = "0593r8argg5rycvnhxgrgl3c7b7pwk498802a4lawbkwm8hma5nn"
 ENTRY = f"""StorePath: {PATH}
 URL: nar/abc.nar.xz
 Compression: xz
-FileHash: sha256:0593r8argg5rycvnhxgrgl3c7b7pwk498802a4lawbkwm8hma5nn
+FileHash: sha256:{FILE_HASH}
 FileSize: 4
 NarHash: sha256:1xmr8jicvzszfzpz46g37mlpvbzjl2wpwvl2b05psipssyp1sm8h
 NarSize: 196040
@@ -82,6 +86,13 @@ def test_a_path_is_held_if_the_file_of_its_entry_is_whole(place):
     file.write_bytes(b"1234")
     cache.put("nar/abc.nar.xz", file)
     assert holds(cache, PATH)
+    assert not holds(cache, PATH, thoroughly=True)
+    digest = to_nix32(hashlib.sha256(b"1234").digest())
+    (folder / narinfo.name_of(PATH)).write_text(ENTRY.replace(FILE_HASH, digest))
+    assert holds(cache, PATH, thoroughly=True)
+    (folder / "nar/abc.nar.xz").write_bytes(b"1235")
+    assert holds(cache, PATH)
+    assert not holds(cache, PATH, thoroughly=True)
     (folder / "nar/abc.nar.xz").write_bytes(b"123")
     assert not holds(cache, PATH)
     (folder / narinfo.name_of(PATH)).write_text("garbage")

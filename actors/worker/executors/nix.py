@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, TypeVarTuple
 
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from actors.nix import serve, wire
@@ -39,6 +40,8 @@ from transport import messages as m
 
 MAX_JOBS = 500
 """Of one process."""
+MAX_REMEMBERED = 100_000
+"""Outputs."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -70,6 +73,8 @@ class NixExecutor:
         """Whether there is any cache to fetch from."""
         self._argv = serve.command(nix.store)
         self._idle: list[_Slot] = []
+        self._done: dict[str, None] = {}
+        """Outputs of the jobs it has done, the latest last."""
         self._valid = ValidPaths(self._argv, self._env, nix.cache)
         self._threads = trio.CapacityLimiter(slots + 1)
 
@@ -179,8 +184,12 @@ class NixExecutor:
             return Failed("Permanent", f"the builder failed to produce output path {unmade[0]}")
         self._valid.add(outputs)
         is_doubtful = is_here or trouble is not None
-        if failure := await self._upload(slot, builder, infos, context, is_doubtful=is_doubtful):
+        # A job that comes back to who has done it: somebody could not use what is in the cache.
+        is_suspect = is_here and all(path in self._done for path in outputs)
+        doubts = _Doubts(is_doubtful, is_suspect)
+        if failure := await self._upload(slot, builder, infos, context, doubts):
             return failure
+        self._remember(outputs)
         if metrics is not None:
             size = sum(infos[path].nar_size for path in outputs)
             metrics = replace(metrics, output_nar_size=size)
@@ -224,32 +233,38 @@ class NixExecutor:
         builder: ServeProcess,
         infos: dict[str, PathInfo],
         context: JobContext,
-        *,
-        is_doubtful: bool,
+        doubts: _Doubts,
     ) -> Failed | None:
-        """Copies the outputs to the cache, where other workers find them.
-
-        `is_doubtful`: the cache may list some of them already, and may have lost them.
-        """
+        """Copies the outputs to the cache, where other workers find them."""
         cache, paths = self._nix.cache, list(infos)
         if cache is None:
             return None
         size = sum(info.nar_size for info in infos.values())
         with context.spans.phase("upload"):
             try:
-                if is_doubtful and await self._in_thread(holds_all, cache, paths):
+                if doubts.may_be_there and await self._in_thread(
+                    holds_all, cache, paths, doubts.may_be_damaged
+                ):
                     return None
                 await context.advance_build("upload", bytes_done=0, bytes_total=size)
                 if sign := self._nix.sign(paths):
                     await self._run(sign)
                 if sign or not await slot.uploader.upload(builder, [*infos.values()]):
                     await self._run(self._nix.copy_to_cache(paths))
-                if is_doubtful:
-                    await self._in_thread(put_back, self._nix, self._env, [*infos.values()])
+                if doubts.may_be_there:
+                    found = [*infos.values()]
+                    await self._in_thread(
+                        put_back, self._nix, self._env, found, doubts.may_be_damaged
+                    )
             except CacheFailed as error:
                 return Failed("Transient", f"cannot copy the outputs to {cache}: {error}")
             await context.advance_build("upload", bytes_done=size, bytes_total=size)
         return None
+
+    def _remember(self, outputs: Sequence[str]) -> None:
+        self._done |= dict.fromkeys(outputs)
+        while len(self._done) > MAX_REMEMBERED:
+            del self._done[next(iter(self._done))]
 
     async def _run(self, command: Sequence[str]) -> None:
         """A Nix program to its end. Raises `CacheFailed`."""
@@ -268,6 +283,15 @@ class NixExecutor:
             return await run_graph_file(job, context)
         assert self._evaluator is not None, "started"
         return await self._evaluator.run(job, context)
+
+
+class _Doubts(Struct, frozen=True):
+    """About what the cache has of the outputs of a build."""
+
+    may_be_there: bool
+    """It may list some, and may have lost them."""
+    may_be_damaged: bool
+    """Their files may be other than the entries say."""
 
 
 class _Slot:

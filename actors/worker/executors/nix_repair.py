@@ -1,8 +1,8 @@
 """Putting back what a binary cache has lost of an entry that it still lists.
 
-`nix copy` skips whatever has an entry, so a file that is gone behind its entry would never come
-back: everybody who needs the path would fail for ever. Nix writes the path once more, into an empty
-folder, and what it wrote there replaces what is in the cache.
+`nix copy` skips whatever has an entry, so a file that is gone or damaged behind its entry would
+never come back: everybody who needs the path would fail for ever. Nix writes the path once more,
+into an empty folder, and what it wrote there replaces what is in the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from actors.nix.settings import Nix, plain
 _COPY_LIMIT_SECS = 3600
 
 
-def holds_all(uri: str, paths: Sequence[str]) -> bool:
+def holds_all(uri: str, paths: Sequence[str], thoroughly: bool) -> bool:
     """Whether the cache has these paths, files and all; false when it cannot be looked into.
 
     Blocks. Raises `CacheFailed`.
@@ -29,13 +29,19 @@ def holds_all(uri: str, paths: Sequence[str]) -> bool:
     if cache is None:
         return False
     try:
-        return all(holds(cache, path) for path in paths)
+        return all(holds(cache, path, thoroughly=thoroughly) for path in paths)
     finally:
         cache.close()
 
 
-def put_back(nix: Nix, env: Mapping[str, str], infos: Sequence[PathInfo]) -> None:
-    """Writes those paths anew whose entries name files that are gone or cut short.
+def put_back(
+    nix: Nix,
+    env: Mapping[str, str],
+    infos: Sequence[PathInfo],
+    thoroughly: bool,
+) -> None:
+    """Writes those paths anew whose entries name files that are gone or cut short; `thoroughly`:
+    or not what the entries say, for which the files are read.
 
     Blocks. The paths are valid in the store of `nix`, their references in its cache.
 
@@ -47,7 +53,7 @@ def put_back(nix: Nix, env: Mapping[str, str], infos: Sequence[PathInfo]) -> Non
         return
     try:
         for info in infos:
-            if not holds(cache, info.path):
+            if not holds(cache, info.path, thoroughly=thoroughly):
                 _write_anew(nix, env, info, cache)
     finally:
         cache.close()

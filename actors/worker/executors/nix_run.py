@@ -21,7 +21,7 @@ OVERTIME_SECS = 5.0
 hear of the limits of serve's clients."""
 _FIRST_SAMPLE_SECS, _SAMPLE_EVERY_SECS = 0.05, 0.5
 _NOT_VALID = ("is not valid", "does not exist in the store", "dependency")
-_UNFIT = ("is required to build", "experimental Nix feature")
+_UNFIT = ("is required to build", "experimental Nix feature", "has an unsupported type")
 _LOG_TAIL = "; last "  # "N log lines: ...", which the log has
 
 
@@ -104,7 +104,7 @@ def _patience(limit_secs: int) -> float:
 
 def failure_of(job: m.BuildJob, result: BuildResult, run: Run) -> Failed | None:
     """What a build's result says; none of success."""
-    text = plain(result.error).partition(_LOG_TAIL)[0]
+    text = plain(result.error).partition(_LOG_TAIL)[0].removeprefix("error: ")
     match result.status:
         case serve.BUILT | serve.SUBSTITUTED | serve.ALREADY_VALID | serve.RESOLVES_TO_VALID:
             return None
