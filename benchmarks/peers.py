@@ -165,7 +165,7 @@ def beanstalkd(
             body = b"x" * 200
             put = b"put 0 0 600 %d\r\n%s\r\n" % (len(body), body)
             answers = client.makefile("rb")
-            for _ in range(0, pending + int(seconds * 60_000), 500):
+            for _ in range(0, pending + int(seconds * (15_000 if fsync else 60_000)), 500):
                 client.sendall(put * 500)
                 for _ in range(500):
                     answers.readline()

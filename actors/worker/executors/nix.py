@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from actors.nix import serve, wire
 from actors.nix.cache import CacheFailed
-from actors.nix.serve import PathInfo, ServeFailed, ServeProcess, Settings
+from actors.nix.serve import BasicDerivation, PathInfo, ServeFailed, ServeProcess, Settings
 from actors.nix.settings import BadKey, Nix, NixFailed, plain, show_config
 from actors.worker.config import ConfigError, WorkerConfig
 from actors.worker.executors.base import Built, Evaluated, Failed, JobContext
@@ -146,36 +146,10 @@ class NixExecutor:
         metrics = None
         if not is_here:
             lacking = [path for path in needed if path in missing]
-            failure = await self._prefetch(slot, builder, lacking, context)
-            if failure is not None:
-                return failure
-            if drv is not None and (assumed := assumed_inputs(job)):
-                # Taken as built by whoever submitted the job: to be had, or not needed.
-                lacking = await _missing(builder, assumed)
-                if lacking:
-                    await self._prefetch(slot, builder, lacking, context)
-                    lacking = await _missing(builder, lacking)
-                here = [path for path in assumed if path not in lacking]
-                drv = replace(drv, input_paths=[*drv.input_paths, *here])
-            with context.spans.phase("build"):
-                limits = Settings(job.max_silent_secs, job.timeout_secs)
-                if drv is not None:
-                    request = serve.build_derivation(drv, limits)
-                    reply = serve.derivation_built
-                else:
-                    wanted = f"{job.drv_path}!{','.join(job.outputs)}"
-                    request = serve.build_paths([wanted], limits)
-                    reply = serve.paths_built
-                run = Run(builder, job, context)
-                try:
-                    result = await run.finish(request, reply())
-                except Overtime as error:
-                    slot.is_broken = True
-                    return Failed("Timeout", str(error), metrics=run.metrics)
-            metrics = run.metrics
-            failure = failure_of(job, result, run)
-            if failure is not None:
-                return replace(failure, metrics=metrics)
+            done = await self._make(slot, builder, drv, lacking, job, context)
+            if isinstance(done, Failed):
+                return done
+            metrics = done
         infos = {
             info.path: info
             for info in await builder.ask(serve.query_path_infos(outputs), serve.path_infos())
@@ -198,6 +172,46 @@ class NixExecutor:
             for name, path in job.outputs.items()
         }
         return Built(made, substituted=is_here, metrics=metrics)
+
+    async def _make(
+        self,
+        slot: _Slot,
+        builder: ServeProcess,
+        drv: BasicDerivation | None,
+        lacking: list[str],
+        job: m.BuildJob,
+        context: JobContext,
+    ) -> m.BuildMetrics | Failed:
+        """Has the outputs built, after what it lacks for that was fetched. Without `drv` by the
+        `.drv` file."""
+        failure = await self._prefetch(slot, builder, lacking, context)
+        if failure is not None:
+            return failure
+        if drv is not None and (assumed := assumed_inputs(job)):
+            # Taken as built by whoever submitted the job: to be had, or not needed.
+            lacking = await _missing(builder, assumed)
+            if lacking:
+                await self._prefetch(slot, builder, lacking, context)
+                lacking = await _missing(builder, lacking)
+            here = [path for path in assumed if path not in lacking]
+            drv = replace(drv, input_paths=[*drv.input_paths, *here])
+        with context.spans.phase("build"):
+            limits = Settings(job.max_silent_secs, job.timeout_secs)
+            if drv is not None:
+                request = serve.build_derivation(drv, limits)
+                reply = serve.derivation_built
+            else:
+                wanted = f"{job.drv_path}!{','.join(job.outputs)}"
+                request = serve.build_paths([wanted], limits)
+                reply = serve.paths_built
+            run = Run(builder, job, context)
+            try:
+                result = await run.finish(request, reply())
+            except Overtime as error:
+                slot.is_broken = True
+                return Failed("Timeout", str(error), metrics=run.metrics)
+        failure = failure_of(job, result, run)
+        return run.metrics if failure is None else replace(failure, metrics=run.metrics)
 
     async def _prefetch(
         self, slot: _Slot, builder: ServeProcess, missing: list[str], context: JobContext
