@@ -133,9 +133,8 @@ class NixExecutor:
     async def _build(self, slot: _Slot, job: m.BuildJob, context: JobContext) -> Built | Failed:
         drv = basic_derivation(job)
         slot.jobs += 1
-        builder = await slot.builder()
         outputs = list(job.outputs.values())
-        absent = await _missing(builder, outputs)
+        builder, absent = await slot.builder(outputs)
         trouble = None
         if absent and self._substitutes:
             trouble = await slot.fetcher.fetch(absent, _unheard)
@@ -200,7 +199,7 @@ class NixExecutor:
         self, slot: _Slot, builder: ServeProcess, needed: list[str], context: JobContext
     ) -> Failed | None:
         """Makes what the build needs valid; the failure names what could not be had."""
-        missing = await _missing(builder, needed)
+        missing = await _missing(builder, needed) if needed else []
         if not missing:
             return None
 
@@ -308,17 +307,17 @@ class _Slot:
     def is_worn(self) -> bool:
         return self.is_broken or self.jobs >= MAX_JOBS
 
-    async def builder(self) -> ServeProcess:
-        """The process for builds, a new one if it has ended. Raises `ServeFailed`."""
+    async def builder(self, outputs: Sequence[str]) -> tuple[ServeProcess, list[str]]:
+        """The process for builds, and which of these paths it says are not valid. A new process
+        if the old one has ended. Raises `ServeFailed`."""
         if self._builder is not None:
             try:
-                await _missing(self._builder, [])
+                return self._builder, await _missing(self._builder, outputs)
             except ServeFailed:
                 await self._builder.close()
-                self._builder = None
-        if self._builder is None:
-            self._builder = await ServeProcess.start(self._argv, self._env)
-        return self._builder
+        self._builder = None
+        self._builder = await ServeProcess.start(self._argv, self._env)
+        return self._builder, await _missing(self._builder, outputs)
 
     async def close(self) -> None:
         """Ends the processes, a builder included; raises nothing."""
