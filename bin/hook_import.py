@@ -6,6 +6,7 @@ the cache, that has the outputs already. Older versions do the same, and are tre
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ def _try(request: bytes, env: Mapping[str, str]) -> bool:
     """False when Nix's hook has no room for it now."""
     done = subprocess.run(
         ["build-remote", "0"], executable="nix", env=env, input=request,  # noqa: S607 - on PATH
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(LOG_FD, LOG_END_FD),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        pass_fds=[fd for fd in (LOG_FD, LOG_END_FD) if _is_open(fd)],
         check=False,
     )  # fmt: skip
     answer, error = protocol.answered(done.stderr)
@@ -60,6 +62,14 @@ def _try(request: bytes, env: Mapping[str, str]) -> bool:
         return False
     why = error or f"Nix's own hook said {answer!r}, and ended with {done.returncode}"
     raise CommandError(f"cannot {_WHAT}: {why}", EXIT_MISC)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def run_nix(command: Sequence[str], env: Mapping[str, str], what: str) -> None:

@@ -16,6 +16,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 from actors.nix.hashes import BadHash, to_hex
 from actors.nix.narinfo import BadNarInfo, NarInfo, name_of, parse
 
+UNTOLD = -1
+"""The size of a file of which a server does not say it."""
 _TIMEOUT_SECS = 5.0
 _MAX_ENTRY_BYTES = 2**20
 _PIECE_BYTES = 2**20
@@ -35,7 +37,7 @@ class Cache(Protocol):
         ...
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, if it is there. Raises `CacheFailed`."""
+        """Bytes of a file, if it is there; `UNTOLD` for any. Raises `CacheFailed`."""
         ...
 
     def sha256(self, name: str) -> str | None:
@@ -79,7 +81,7 @@ def holds(cache: Cache, store_path: str, *, thoroughly: bool = False) -> bool:
     if found is None:
         return False
     size = cache.size(found.url)
-    if size is None or found.file_size not in (None, size):
+    if not size or (size != UNTOLD and found.file_size not in (None, 0, size)):
         return False
     expected = _sha256_of(found) if thoroughly else None
     return expected is None or cache.sha256(found.url) == expected
@@ -155,7 +157,9 @@ class HttpCache:
 
     def size(self, name: str) -> int | None:
         status, _, length = self._request("HEAD", name)
-        return length if self._is_there(status, name) else None
+        if not self._is_there(status, name):
+            return None
+        return UNTOLD if length is None else length
 
     def sha256(self, name: str) -> str | None:
         digest = hashlib.sha256()

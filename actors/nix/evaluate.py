@@ -1,6 +1,6 @@
 """Evaluating a Nix file or flake: which attributes are meant, and the commands that say it.
 
-Two steps. `expand` lists the attribute paths that a pattern stands for, without forcing more than
+Two steps. `names` lists the attribute paths that a pattern stands for, without forcing more than
 names need; `jobs` is the expression of what stands there, which `instantiate` or nix-eval-jobs turn
 into `.drv` files.
 """
@@ -140,19 +140,23 @@ def joined(path: Sequence[str]) -> str:
     return ".".join(n if _SIMPLE.fullmatch(n) else quoted(n) for n in path)
 
 
-def expand(source: Source, attributes: Sequence[str]) -> list[str]:
-    """Arguments of `nix-instantiate` that print, for each attribute, the paths it stands for."""
+def names(source: Source, attributes: Sequence[str]) -> str:
+    """The text of `FILE` that says, for each attribute, the paths it stands for."""
     if attributes:
         tries = [[[*prefix, *split(a)] for prefix in source.prefixes] for a in attributes]
     else:
         tries = [[list(path) for path in source.defaults]]
-    expression = _EXPAND.replace("ROOT", source.expression, 1)
-    expression = expression.replace("PATTERNS", quoted(json.dumps(tries)), 1)
-    return ["--eval", "--strict", "--json", "--expr", expression]
+    # The first ROOT is ours, whatever stands in the patterns.
+    text = _EXPAND.replace("PATTERNS", quoted(json.dumps(tries)), 1)
+    return text.replace("ROOT", source.expression, 1)
+
+
+EXPAND = ("--eval", "--strict", "--json", FILE)
+"""Arguments of `nix-instantiate` that print it."""
 
 
 def expanded(output: bytes) -> list[tuple[str, ...]]:
-    """The attribute paths that `expand` printed, without repetitions. Raises `BadAttribute`."""
+    """The attribute paths that `EXPAND` printed, without repetitions. Raises `BadAttribute`."""
     try:
         groups: list[list[list[str]]] = json.loads(output)
     except ValueError:
@@ -172,8 +176,8 @@ def jobs(source: Source, paths: Sequence[Sequence[str]]) -> str:
     asked = {
         f"a{number}": {"path": path, "text": joined(path)} for number, path in enumerate(paths)
     }
-    text = _JOBS.replace("ROOT", source.expression, 1)
-    return text.replace("JOBS", quoted(json.dumps(asked)), 1)
+    text = _JOBS.replace("JOBS", quoted(json.dumps(asked)), 1)
+    return text.replace("ROOT", source.expression, 1)
 
 
 def instantiate(numbers: Sequence[int]) -> list[str]:

@@ -19,6 +19,10 @@ from msgspec import Struct
 
 _DEFAULT_COMPRESSION = "bzip2"
 _SEVERAL = "Sig"
+_KNOWN = frozenset((
+    "StorePath", "URL", "Compression", "FileHash", "FileSize", "NarHash", "NarSize", "References",
+    "Deriver", "CA",
+))  # fmt: skip
 
 
 class BadNarInfo(ValueError):
@@ -36,7 +40,7 @@ class NarInfo(Struct, frozen=True):
     compression: str = _DEFAULT_COMPRESSION
     file_hash: str | None = None
     file_size: int | None = None
-    """Of the compressed NAR."""
+    """Of the compressed NAR; not known if 0."""
     references: tuple[str, ...] = ()
     """Base names."""
     deriver: str | None = None
@@ -61,6 +65,8 @@ def parse(text: str) -> NarInfo:
             raise BadNarInfo(f"a line without a field: {line[:80]!r}")
         if key == _SEVERAL:
             signatures.append(value)
+        elif key not in _KNOWN:
+            continue
         elif key in fields:
             raise BadNarInfo(f"{key} is there twice")
         else:

@@ -47,6 +47,10 @@ def test_what_may_be_absent_may_be():
     assert found.file_size is None
 
 
+def test_fields_that_are_not_known_may_be_there_twice():
+    assert narinfo.parse(f"{ENTRY}New: 1\nNew: 2\n") == narinfo.parse(ENTRY)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -94,6 +98,10 @@ def test_a_path_is_held_if_the_file_of_its_entry_is_whole(place):
     assert holds(cache, PATH)
     assert not holds(cache, PATH, thoroughly=True)
     (folder / "nar/abc.nar.xz").write_bytes(b"123")
+    assert not holds(cache, PATH)
+    (folder / narinfo.name_of(PATH)).write_text(ENTRY.replace("FileSize: 4", "FileSize: 0"))
+    assert holds(cache, PATH)
+    (folder / "nar/abc.nar.xz").write_bytes(b"")
     assert not holds(cache, PATH)
     (folder / narinfo.name_of(PATH)).write_text("garbage")
     assert entry(cache, PATH) is None

@@ -124,6 +124,26 @@ async def test_what_is_asked_for_is_reported_with_all_it_needs(evaluator, projec
     ]  # fmt: skip
 
 
+async def test_a_file_may_be_in_an_odd_place(evaluator, tmp_path, program):
+    folder = tmp_path / """JOBS PATTERNS ROOT 'q' "d" ${x} ü"""
+    folder.mkdir()
+    (folder / "odd name.nix").write_text(PROJECT)
+    context = EvalContext()
+    done = await evaluator(program=program).run(
+        evaluation(folder / "odd name.nix", ["one"]), context
+    )
+    assert isinstance(done, Evaluated), done
+    assert names_of(context.told.targets) == {"one": "one.drv"}
+
+
+async def test_attributes_may_be_thousands(evaluator, project):
+    context = EvalContext()
+    asked = [f"many.n{number % 70}" for number in range(10_000)]
+    done = await evaluator().run(evaluation(project, asked), context)
+    assert isinstance(done, Evaluated), done
+    assert len(context.told.targets) == 70
+
+
 async def test_an_error_of_one_attribute_leaves_the_others_alone(evaluator, project, program):
     context = EvalContext()
     asked = ["one", "broken", "text", "nosuch", "two"]

@@ -78,7 +78,8 @@ class _Evaluation:
         self._warnings: list[str] = []
 
     async def run(self, attributes: Sequence[str]) -> Evaluated | Failed:
-        asked = await self._nix_instantiate(evaluate.expand(self._source, attributes))
+        text = evaluate.names(self._source, attributes)
+        asked = await self._nix_instantiate(evaluate.EXPAND, {evaluate.FILE: text})
         self._warnings += evaluate.messages(asked.log)[0]
         paths: Paths = evaluate.expanded(asked.output)
         if paths and shutil.which(eval_jobs.PROGRAM, path=self._env.get("PATH")) is not None:
@@ -117,7 +118,7 @@ class _Evaluation:
             self._nix.store, self._env.get("NIX_PATH", ""),
             memory_mib, os.cpu_count() or 1,
         )  # fmt: skip
-        ran = await self._runner.run(command, take, self._file(paths))
+        ran = await self._runner.run(command, self._file(paths), take)
         self._warnings += evaluate.warnings_among(ran.log)
         left: set[int] = set()
         if ran.returncode:
@@ -165,12 +166,10 @@ class _Evaluation:
                     drv.rpartition("/")[2].removesuffix(".drv")[33:]: drv for drv in found
                 }
 
-    async def _nix_instantiate(
-        self, arguments: Sequence[str], files: dict[str, str] | None = None
-    ) -> Ran:
+    async def _nix_instantiate(self, arguments: Sequence[str], files: dict[str, str]) -> Ran:
         """Raises `EvalFailed`."""
         command = ["nix-instantiate", *self._nix.store_option, *arguments]
-        ran = await self._runner.run(command, files=files)
+        ran = await self._runner.run(command, files)
         if ran.returncode:
             _, error = evaluate.messages(ran.log)
             raise EvalFailed(error or f"nix-instantiate ended with exit code {ran.returncode}")

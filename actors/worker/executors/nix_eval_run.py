@@ -51,8 +51,8 @@ class EvalRunner:
     async def run(
         self,
         command: Sequence[str],
+        files: dict[str, str],
         on_lines: OnLines | None = None,
-        files: dict[str, str] | None = None,
     ) -> Ran:
         """Runs it in a new directory with these files.
 
@@ -63,7 +63,7 @@ class EvalRunner:
         """
         with tempfile.TemporaryDirectory(prefix="headrace-eval-") as name:
             directory, log = Path(name), bytearray()
-            for file, text in (files or {}).items():
+            for file, text in files.items():
                 (directory / file).write_text(text)
             output = directory / "output"
             output.touch()
