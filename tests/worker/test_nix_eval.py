@@ -243,9 +243,38 @@ async def test_what_it_finds_is_reported_while_it_still_runs(evaluator, project,
 
 async def test_a_drv_that_is_not_there_fails_in_one_line(evaluator, project):
     gone = f"/nix/store/{'0' * 32}-gone.drv"
-    done = await evaluator(program=f"echo '{answer(0, gone)}'; exec sleep 30").run(
+    done = await evaluator(program=f"echo '{answer(0, gone)}'").run(
         evaluation(project, ["one"], 20), EvalContext()
     )
     assert done == Failed(
-        "Permanent", f"cannot read {gone}: No such file or directory", spans=done.spans
+        "Permanent", f"one: cannot read {gone}: No such file or directory", spans=done.spans
     )
+
+
+async def test_what_is_not_supported_leaves_the_others_alone(evaluator, project, nix_env, program):
+    """A content-addressed derivation, and one that needs it."""
+    nix_env["NIX_CONFIG"] += "extra-experimental-features = ca-derivations\n"
+    expression = PROJECT.replace(
+        "in {",
+        """
+  floating = derivation {
+    name = "floating"; system = "x86_64-linux"; builder = "/bin/sh";
+    __contentAddressed = true; outputHashMode = "recursive"; outputHashAlgo = "sha256";
+  };
+in {
+  inherit floating;
+  needs = drv "needs" [ floating ];
+""",
+        1,
+    )
+    (project / "default.nix").write_text(expression)
+    context = EvalContext()
+    done = await evaluator(program=program).run(
+        evaluation(project, ["one", "floating", "needs", "two"]), context
+    )
+    assert isinstance(done, Evaluated), done
+    assert names_of(context.told.targets) == {"one": "one.drv", "two": "two.drv"}
+    floating, needs = context.told.errors
+    assert floating.startswith("floating: ")
+    assert needs.startswith("needs: ")
+    assert context.names == ["lib", "one", "two"]

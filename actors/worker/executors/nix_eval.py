@@ -85,12 +85,21 @@ class _Evaluation:
         if paths and shutil.which(eval_jobs.PROGRAM, path=self._env.get("PATH")) is not None:
             paths = await self._in_parallel(paths)
         await self._one_process(paths)
-        if self._errors and not self._targets:
-            await self._say()
-            return Failed("Permanent", self._errors[0])
         await self._walk.run(self._targets.values())
+        self._drop_refused()
         await self._say()
+        if self._errors and not self._targets:
+            return Failed("Permanent", self._errors[0])
         return Evaluated()
+
+    def _drop_refused(self) -> None:
+        refused = dict(self._walk.refused)
+        for name, path in list(self._targets.items()):
+            if path in refused:
+                self._errors.append(f"{name}: {refused[path]}")
+                del self._targets[name]
+        asked = {error.partition(": ")[2] for error in self._errors}
+        self._errors += [error for error in refused.values() if error not in asked]
 
     async def _say(self) -> None:
         warnings = [*dict.fromkeys(self._warnings)][:_MAX_WARNINGS] + self._walk.warnings

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from actors.graph.nix import as_job
+from actors.graph.order import BadGraph
 from actors.nix import aterm
 from actors.nix.aterm import BadDerivation
 from actors.nix.settings import Nix, plain, store_root
@@ -34,9 +35,12 @@ class Walk:
         self._copied: set[str] = set()
         self._reported = 0
         self.warnings: list[str] = []
+        self.refused: dict[str, str] = {}
+        """Derivations that cannot be taken, and why. What needs them is reported nevertheless; the
+        server fails it."""
 
     async def run(self, drv_paths: Iterable[str]) -> None:
-        """Raises `BadDerivation`, `BadGraph`, or `EvalFailed` if sources cannot be copied."""
+        """Raises `BadGraph` for one too large, or `EvalFailed` if sources cannot be copied."""
         level = self._unseen(drv_paths)
         while level:
             self._seen.update(level)
@@ -55,7 +59,13 @@ class Walk:
         return [path for path in dict.fromkeys(drv_paths) if path not in self._seen]
 
     def _read(self, drv_paths: Sequence[str]) -> list[m.Derivation]:
-        return [as_derivation(as_job(path, aterm.parse(self._file(path)))) for path in drv_paths]
+        found = []
+        for path in drv_paths:
+            try:
+                found.append(as_derivation(as_job(path, aterm.parse(self._file(path)))))
+            except (BadDerivation, BadGraph) as error:
+                self.refused[path] = str(error)
+        return found
 
     def _file(self, drv_path: str) -> bytes:
         try:
