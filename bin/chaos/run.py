@@ -151,7 +151,9 @@ class Run:
 
     async def _submit(self, farm: Farm) -> None:
         """Keeps the farm busy. Ends once all is answered that was sent."""
-        workload = Workload(self._settings.seed, own_system(), str(self._home / "graphs"))
+        settings = self._settings
+        graphs = str(self._home / "graphs")
+        workload = Workload(settings.seed, own_system(), graphs, settings.workers)
         while not self._over:
             if not await self._wants_more(farm):
                 await trio.sleep(RETRY_SECS)

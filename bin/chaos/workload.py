@@ -41,7 +41,7 @@ echo "end $run" >> "$out"
 """
 FAILURE = "the builder failed with exit code 7"
 _CHATTER_BYTES = 300_000
-_CLUSTER_TRIES = 1_000
+_CLUSTER_TRIES, _CLUSTER_MEMBERS = 1_000, 2
 _LENGTHS = (0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 3.0)  # seconds
 
 Ending = Literal["Completed", "Failed", "DependencyFailed"]
@@ -77,7 +77,7 @@ class Batch(Struct, frozen=True):
 class Workload:
     """Submissions without end; the same seed gives the same ones."""
 
-    def __init__(self, seed: int, system: str, graphs: str) -> None:
+    def __init__(self, seed: int, system: str, graphs: str, workers: int) -> None:
         """`graphs` is the folder, as workers see it, in which graph files will be."""
         self._seed = seed
         self._system = system
@@ -88,6 +88,8 @@ class Workload:
         self._makers: tuple[Callable[[str], Batch], ...] = (
             self._chain, self._fan, self._failing, self._layers, self._evaluation, self._cluster
         )  # fmt: skip
+        if workers < _CLUSTER_MEMBERS:
+            self._makers = self._makers[:-1]  # each member needs a worker of its own
 
     def next_batch(self) -> Batch:
         """The next submission."""

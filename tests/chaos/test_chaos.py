@@ -91,7 +91,18 @@ def test_a_directory_that_is_given_is_new_and_kept(chaos, tmp_path):
     assert refused.returncode == 2
     assert f"--state-dir {home} is not empty" in err
     (home / "mine").unlink()
-    process = chaos("--state-dir", str(home), "--seconds", "3", "--workers", "1", "--jobs", "5")
+    process = chaos(
+        "--state-dir",
+        str(home),
+        "--seconds",
+        "3",
+        "--workers",
+        "1",
+        "--jobs",
+        "5",
+        "--seed",
+        "21370",
+    )
     out, err = process.communicate(timeout=LIMIT_SECS)
     assert process.returncode == 0, out + err
     assert out.splitlines()[-1] == f"kept in: {home}"

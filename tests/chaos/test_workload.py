@@ -15,14 +15,19 @@ from bin.chaos.workload import Batch, Workload, _Graph, is_right
 SYSTEM = "x86_64-linux"
 
 
-def batches(seed: int, count: int) -> list[Batch]:
-    workload = Workload(seed, SYSTEM, "/graphs")
+def batches(seed: int, count: int, workers: int = 3) -> list[Batch]:
+    workload = Workload(seed, SYSTEM, "/graphs", workers)
     return [workload.next_batch() for _ in range(count)]
 
 
 def test_a_seed_decides_all():
     assert batches(1, 20) == batches(1, 20)
     assert batches(1, 20) != batches(2, 20)
+
+
+def test_one_worker_gets_no_clusters():
+    assert any(batch.clusters for batch in batches(1, 60, workers=2))
+    assert not any(batch.clusters for batch in batches(1, 60, workers=1))
 
 
 def test_all_kinds_come_and_each_is_a_graph_that_can_be_built():
