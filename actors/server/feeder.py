@@ -34,6 +34,8 @@ REBUILD = "rebuild "
 """Begins the tokens of queries for what makes lost paths; a job id follows."""
 MAX_REBUILDS = 3
 """How often one job may have its inputs built again, however many attempts it has left."""
+MAX_ALSO_WANTED = 2_000
+"""Jobs that an evaluation comes to want in one pass; beyond it they are reported in batches."""
 MAX_SIZES = 1_000_000
 """NAR sizes kept in memory; beyond it the oldest are forgotten and count as unknown."""
 
@@ -189,18 +191,47 @@ class Feeder:
         while len(self.sizes) > MAX_SIZES:
             del self.sizes[next(iter(self.sizes))]
 
+    def also_wanted(self, drv_path: str, requester: str) -> bool:
+        """An evaluation wants what another one reported, with all that it waits for: it need not
+        report that again. False if it must, because that is not here whole, or so much that the
+        loop would be held up. `flush` has the effects."""
+        if not self.is_whole(drv_path):
+            return False
+        found: dict[str, Node] = {}
+        stack = [self.by_drv[drv_path]]
+        while stack:
+            node = stack.pop()
+            if requester in node.requesters or node.job_id in found:
+                continue
+            if len(found) == MAX_ALSO_WANTED:
+                return False
+            found[node.job_id] = node
+            stack += [self.by_drv[path] for path in node.inputs if path in self.by_drv]
+        evaluation = self.nodes[requester]
+        for node in found.values():
+            self._want(node, requester, evaluation)
+            self._graph.out.append(Record(AddRequester(node.job_id, requester)))
+        return True
+
+    def flush(self) -> list[Effect]:
+        """The effects of `also_wanted`."""
+        return self._graph.flush()
+
     def _wanted_too(self, job_id: str, record: JobRecord, requester: str) -> None:
         node = self.nodes.get(job_id)
-        if node is None or requester in node.requesters:
-            return
+        if node is not None and requester not in node.requesters:
+            self._want(node, requester, record)
+
+    def _want(self, node: Node, requester: str, wish: JobRecord | Node) -> None:
+        """`wish` has how much it is wanted."""
         node.requesters |= {requester}
         evaluation = self.nodes.get(requester)
         if evaluation is not None:
             evaluation.children += 1
-        if record.prioritized and not node.prioritized:
+        if wish.prioritized and not node.prioritized:
             node.prioritized = True
-            self._graph.out.append(Record(SetPriority(job_id, prioritized=True)))
-        node.interactive = node.interactive or record.interactive
+            self._graph.out.append(Record(SetPriority(node.job_id, prioritized=True)))
+        node.interactive = node.interactive or wish.interactive
 
     # -- what becomes of a claimed job -----------------------------------------------------
 
@@ -473,11 +504,6 @@ class Feeder:
         node = self.nodes[job_id]
         node.prioritized = prioritized
         return [Record(SetPriority(job_id, prioritized=prioritized))]
-
-    def requested(self, job_id: str, requester: str) -> list[Effect]:
-        """Someone else wants a job that is already here."""
-        self.nodes[job_id].requesters |= {requester}
-        return [Record(AddRequester(job_id, requester))]
 
     def _backoff(self, node: Node) -> float:
         return min(self._retry_backoff * 2.0 ** (node.attempts - 1), MAX_BACKOFF_SECS)

@@ -130,7 +130,8 @@ class JobGraph:
             node.error, node.retry_at = error, None
             self.set_status(node, status)
             self.record(node, now)
-            for requester in node.requesters:
+            # Sorted, or the hashes of texts would decide what ends first.
+            for requester in sorted(node.requesters):
                 evaluation = self.nodes.get(requester)
                 if evaluation is not None:
                     evaluation.children -= 1

@@ -131,6 +131,7 @@ def node_of(record: JobRecord, requesters: Iterable[str]) -> Node:
     payload: dict[str, Any] = decode_value(record.payload)
     if record.kind == "eval":
         return _evaluation_node(record, payload, frozenset(requesters))
+    assert record.drv_path is not None
     features = sorted(set(payload["required_features"]))
     required = [p["path"] for p in payload.get("required_paths") or ()]
     body = {
@@ -148,7 +149,7 @@ def node_of(record: JobRecord, requesters: Iterable[str]) -> Node:
         job_id=record.job_id,
         name=record.name,
         cls=JobClass("build", record.project, payload["system"], frozenset(features), False),
-        drv_path=intern(record.drv_path or ""),
+        drv_path=intern(record.drv_path),
         outputs=tuple(map(intern, record.outputs)),
         # Many jobs need the same few paths: each of them is in memory once.
         sources=tuple(dict.fromkeys(map(intern, [*payload["input_srcs"], *required]))),

@@ -42,7 +42,7 @@ FAREWELL_SECS = 0.1
 REGISTRY_POLL_SECS = 1.0
 COLLECTOR_THRESHOLDS = (2_000, 10, 10_000)
 """New objects, and passes of the generation before, between two passes of Python's collector. One
-of the second looks at 20 000 objects, in 4 ms; one of the third looks at all."""
+of the second looks at 20 000 objects, in less than a millisecond; one of the third looks at all."""
 
 
 class CannotStart(Exception):

@@ -91,9 +91,10 @@ class Reports:
             case m.LogChunk():
                 return [Log(claim.job_id, claim.assignment_id, report.data)]
             case m.QueryKnownDerivations():
-                known = [p for p in report.drv_paths if self._feeder.is_whole(p)]
+                also_wanted, requester = self._feeder.also_wanted, claim.job_id
+                known = [path for path in report.drv_paths if also_wanted(path, requester)]
                 answer = m.KnownDerivations(query_id=report.query_id, known=known)
-                return [Tell(session.peer, answer)]
+                return [*self._feeder.flush(), Tell(session.peer, answer)]
 
     def lost(self, claim: Claim, now: float, *, why: str, blame: bool) -> list[Effect]:
         """The claim's worker will not report any more; the claim was released."""
